@@ -1,0 +1,1 @@
+"""One contract per op; the readable definition and the fast paths. No __version__ here: transformers would take this folder for another package."""

@@ -19,7 +19,9 @@ PROTOCOL_VERSION = 1
 
 Role = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length"]
-ErrorCode = Literal["bad_request", "busy", "prefill_lost", "decode_lost", "transfer_failed", "mismatch", "lease_ended", "draining", "internal"]
+ErrorCode = Literal[
+    "bad_request", "busy", "prefill_lost", "decode_lost", "transfer_failed", "mismatch", "lease_ended", "draining", "internal"
+]
 
 
 class Message(BaseModel):
@@ -267,9 +269,7 @@ class HelloAgain(Message):
     type: Literal["hello_again"] = "hello_again"
 
 
-RouterToWorker = Annotated[
-    Welcome | Unwelcome | Peers | Admit | Prefill | Cancel | Drain | HelloAgain, Field(discriminator="type")
-]
+RouterToWorker = Annotated[Welcome | Unwelcome | Peers | Admit | Prefill | Cancel | Drain | HelloAgain, Field(discriminator="type")]
 
 # ---- D -> P ----------------------------------------------------------------------------------------------------------
 
@@ -383,6 +383,4 @@ class PeerPong(Message):
     type: Literal["pong"] = "pong"
 
 
-PrefillToDecode = Annotated[
-    PairWelcome | PairRefused | Ready | Manifest | HandoffFailed | PeerPong, Field(discriminator="type")
-]
+PrefillToDecode = Annotated[PairWelcome | PairRefused | Ready | Manifest | HandoffFailed | PeerPong, Field(discriminator="type")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -28,7 +29,7 @@ class Lifecycle(Generic[State, Event, Command]):
     HANDLERS[event type] sets ``self.state`` and returns the commands.
     """
 
-    MOVES: ClassVar[Mapping[Any, Mapping[type[Any], frozenset[Any]]]]
+    MOVES: ClassVar[Mapping[Any, Mapping[type[Any], AbstractSet[Any]]]]
     HANDLERS: ClassVar[Mapping[type[Any], Callable[[Any, Any], list[Any]]]]
 
     def __init__(self, name: str, state: State) -> None:

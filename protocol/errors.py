@@ -12,6 +12,8 @@ BatonError
 │   ├── ChecksumMismatch
 │   └── LeaseEnded
 ├── StateAuditError        a tag differs from the claimed position
+├── LogitsError            a request's logits give no token: NaN, infinite, or every token masked
+├── EngineStopped          the engine thread has ended or failed; carries the reason
 └── IllegalTransition      a lifecycle got an event that its state forbids; carries the story
 """
 
@@ -67,6 +69,14 @@ class LeaseEnded(TransferError):
 
 
 class StateAuditError(BatonError):
+    pass
+
+
+class LogitsError(BatonError):
+    pass
+
+
+class EngineStopped(BatonError):
     pass
 
 

@@ -108,7 +108,10 @@ class Ops(Protocol):
         ...
 
     def gated_group_rms_norm(self, y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
-        """y, gate [T, I] (gate strided: rows may be a slice) -> rms-norm over each of ``groups`` equal channel groups of y·silu(gate), · weight [I]."""
+        """y, gate [T, I] -> y·silu(gate), rms-normed over each of ``groups`` equal channel groups, · weight [I].
+
+        ``gate`` is strided: its rows may be a slice of wider ones.
+        """
         ...
 
     def conv_prefill(self, x: Tensor, weight: Tensor, bias: Tensor | None, windows: Tensor, rows: PrefillRows) -> Tensor:
@@ -124,8 +127,18 @@ class Ops(Protocol):
         ...
 
     def mamba2_scan(
-        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, dt_bias: Tensor,
-        dt_limit: tuple[float, float], states: Tensor, rows: PrefillRows, chunk: int,
+        self,
+        x: Tensor,
+        dt: Tensor,
+        b: Tensor,
+        c: Tensor,
+        a: Tensor,
+        d: Tensor,
+        dt_bias: Tensor,
+        dt_limit: tuple[float, float],
+        states: Tensor,
+        rows: PrefillRows,
+        chunk: int,
     ) -> Tensor:
         """Mamba-2 over ragged rows with initial state; h after the last token of each row goes to ``slot_out``.
 
@@ -137,8 +150,17 @@ class Ops(Protocol):
         ...
 
     def mamba2_update(
-        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, a: Tensor, d: Tensor, dt_bias: Tensor,
-        dt_limit: tuple[float, float], states: Tensor, rows: WindowRows,
+        self,
+        x: Tensor,
+        dt: Tensor,
+        b: Tensor,
+        c: Tensor,
+        a: Tensor,
+        d: Tensor,
+        dt_bias: Tensor,
+        dt_limit: tuple[float, float],
+        states: Tensor,
+        rows: WindowRows,
     ) -> Tensor:
         """The same recurrence position by position over windows; h after each position goes to ``slots_out``.
 
@@ -157,9 +179,7 @@ class Ops(Protocol):
         """query [T, A, D], cache as in write_kv -> [T, A, D]; head a reads key/value head a·V//A. Softmax in the op's dtype."""
         ...
 
-    def route(
-        self, x: Tensor, gate: Tensor, correction_bias: Tensor, top_k: int, normalise: bool, scaling: float
-    ) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, gate: Tensor, correction_bias: Tensor, top_k: int, normalise: bool, scaling: float) -> tuple[Tensor, Tensor]:
         """Sigmoid router: x [T, d], gate [E, d] -> (ids int64 [T, F], weights [T, F]).
 
         Scores σ(x·gateᵀ); the bias [E] decides the choice only; weights are the chosen scores, divided by (their sum + 1e-20)

@@ -41,14 +41,12 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model: Path
-    """Checkpoint directory."""
     log_level: LogLevel = "info"
 
 
 class RouterSettings(Settings):
-    """Of ``model`` the router reads the tokenizer, the chat template and the lengths, no weights."""
-
+    model: Path
+    """Checkpoint directory. The router reads the tokenizer, the chat template and the lengths, no weights."""
     host: str = "127.0.0.1"
     port: Port = 8000
     """Of the HTTP API; 0 takes a free one."""
@@ -69,12 +67,16 @@ class RouterSettings(Settings):
 class WorkerSettings(Settings):
     """Of both worker kinds. The engine's keys mean what ``engine.config`` says; ``None`` lets the engine derive them."""
 
+    model: Path
+    """Checkpoint directory."""
     control: Address = DEFAULT_CONTROL
     """The router's, to dial."""
     worker_id: str | None = None
     """None: role, host and process id."""
     transport: Literal["ucx"] = "ucx"
     checksums: bool = True
+    health_file: Path | None = None
+    """Touched with each heartbeat that the worker sends as a member of the cluster, for container health checks."""
     drain_timeout_s: Seconds = 30.0
 
     mtp: bool | None = None
@@ -95,8 +97,9 @@ class WorkerSettings(Settings):
 
 
 class PrefillSettings(WorkerSettings):
-    peer_host: str = "127.0.0.1"
-    """IPv4 address or name under which decode workers reach this worker; it binds this address too unless ``peer_bind`` is given."""
+    peer_host: str | None = None
+    """IPv4 address or name under which decode workers reach this worker. None: the local address from which it reaches the router.
+    It binds this address too unless ``peer_bind`` is given."""
     peer_bind: str | None = None
     """IPv4 address to bind when it differs from the one that peers dial, for instance 0.0.0.0 in a container."""
     peer_port: Port = 0
@@ -114,6 +117,8 @@ class DecodeSettings(WorkerSettings):
 class UpSettings(Settings):
     """``baton up``: what the launcher itself decides. It hands file and environment on to the processes that it starts."""
 
+    model: Path | None = None
+    """Checkpoint directory; None: the shipped one."""
     prefill: Annotated[int, Field(ge=0)] = 1
     """Prefill workers; 0: decode workers prefill by themselves."""
     decode: Positive = 1

@@ -1,0 +1,1 @@
+"""The command: up, demo, chat, generate, doctor, bench."""

@@ -1,0 +1,3 @@
+from baton.main import main
+
+main()

@@ -1,0 +1,38 @@
+"""What all subcommands share: consoles, exit codes, and errors that end a command in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from rich.console import Console
+
+from protocol.errors import BatonError, ConfigError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+out = Console(highlight=False, soft_wrap=True)
+"""Results: what a script may read."""
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+"""Everything else."""
+
+
+def fail(message: str, code: int = EXIT_FAILURE) -> NoReturn:
+    """Say why in one line on stderr and exit."""
+    err.print("error:", style="bold red", end=" ")
+    err.print(message, markup=False)
+    sys.exit(code)
+
+
+@contextmanager
+def errors_as_exit() -> Iterator[None]:
+    """Turn user errors into exit code 2 and system errors into 1, each with one line."""
+    try:
+        yield
+    except (ConfigError, ValueError) as error:
+        fail(str(error), EXIT_USAGE)
+    except BatonError as error:
+        fail(str(error), EXIT_FAILURE)

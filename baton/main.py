@@ -1,0 +1,27 @@
+"""The ``baton`` command: one typer app, one module per subcommand. Heavy imports happen inside the commands."""
+
+from __future__ import annotations
+
+import typer
+
+from baton import bench, chat, demo, doctor, generate, up
+
+app = typer.Typer(
+    name="baton",
+    help="Serve hybrid language models with prefill and decode apart, and recurrent state that can be trusted.\n\n"
+    "Start with [bold]baton demo[/bold]; then [bold]baton up --model DIR[/bold] and [bold]baton chat[/bold].",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("up", help="Start a local cluster and keep it running until Ctrl-C.")(up.command)
+app.command("demo", help="Start a local cluster on the shipped model, show one answer and what was handed over, stop.")(demo.command)
+app.command("chat", help="Talk to a running server on the terminal.")(chat.command)
+app.command("generate", help="Answer prompts in this single process, without any server.")(generate.command)
+app.command("doctor", help="Show versions, kernels and transports, and measure the link that a hand-off would take.")(doctor.command)
+app.add_typer(bench.app, name="bench", help="Measure on this machine; every figure comes with its spread.")
+
+
+def main() -> None:
+    app()

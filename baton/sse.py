@@ -1,0 +1,43 @@
+"""Read an OpenAI-style stream: one place for all commands that talk to a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from protocol.errors import BatonError
+
+TIMEOUT = httpx.Timeout(10.0, read=None)
+
+
+class ServerError(BatonError):
+    """The server answered with an error, before or after the stream began."""
+
+
+async def stream_json(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """POST ``body`` with stream=true and yield each event's JSON until [DONE]. Raises ServerError, httpx.TransportError."""
+    async with client.stream("POST", url, json=body | {"stream": True}) as answer:
+        if answer.status_code != httpx.codes.OK:
+            raise ServerError(error_text(await answer.aread(), answer.status_code))
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            data = line.removeprefix("data: ")
+            if data == "[DONE]":
+                return
+            event = json.loads(data)
+            if "error" in event:
+                raise ServerError(event["error"]["message"])
+            yield event
+    raise ServerError("the stream ended without [DONE]")
+
+
+def error_text(body: bytes, status: int) -> str:
+    """The message of an error body, whatever shape it has."""
+    try:
+        return f"{json.loads(body)['error']['message']} (HTTP {status})"
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {status}: {body[:200].decode(errors='replace')}"

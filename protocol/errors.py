@@ -5,6 +5,7 @@ BatonError
 ├── CheckpointError        a model directory is wrong; the message names the file, tensor or field
 ├── WireError              a message can't be decoded, is too large or has an unknown type
 ├── FingerprintMismatch    two processes don't fit together; names the field
+├── Unwelcomed             the router won't have this worker; names the field
 ├── Busy                   no room now; nothing was started
 ├── StaleMessage           epoch or generation is not the current one
 ├── TransferError          a hand-off failed; nothing of it may be used
@@ -42,6 +43,12 @@ class FingerprintMismatch(BatonError):
     def __init__(self, field: str, ours: object, theirs: object) -> None:
         super().__init__(f"{field} differs: ours {ours!r}, theirs {theirs!r}")
         self.field, self.ours, self.theirs = field, ours, theirs
+
+
+class Unwelcomed(BatonError):
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"the router refuses this worker because of {field}: {message}")
+        self.field = field
 
 
 class Busy(BatonError):

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from kernels.contract import Ops
+from kernels.cpu_ops.torch_ops import TorchOps
 from kernels.reference import ReferenceOps
 
 Choice = Literal["auto", "native", "torch", "reference"]
@@ -31,7 +32,9 @@ def select(choice: Choice, threads: int | None = None) -> Selected:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         torch.set_num_threads(threads)
-    if choice in ("auto", "reference"):
-        ops = ReferenceOps()
-        return Selected(ops, ops.name, "asked for" if choice == "reference" else "the only one built")
+    if choice in ("auto", "torch"):
+        ops = TorchOps()
+        return Selected(ops, ops.name, "asked for" if choice == "torch" else "native kernels are not built")
+    if choice == "reference":
+        return Selected(ReferenceOps(), ReferenceOps.name, "asked for")
     raise ValueError(f"kernels '{choice}' are not available here")

@@ -37,17 +37,19 @@ DEFAULT_CONTROL = "tcp://127.0.0.1:5550"
 
 
 class Settings(BaseModel):
-    """Base of one process's settings. Frozen; build it with ``load_settings``."""
+    """Base of one process's settings. Frozen; build it with ``load_settings``. A field's docstring is its flag's help too."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
 
     log_level: LogLevel = "info"
+    """How much is said on standard error."""
 
 
 class RouterSettings(Settings):
     model: Path
     """Checkpoint directory. The router reads the tokenizer, the chat template and the lengths, no weights."""
     host: str = "127.0.0.1"
+    """Address of the HTTP API."""
     port: Port = 8000
     """Of the HTTP API; 0 takes a free one."""
     control: Address = DEFAULT_CONTROL
@@ -70,26 +72,40 @@ class WorkerSettings(Settings):
     model: Path
     """Checkpoint directory."""
     control: Address = DEFAULT_CONTROL
-    """The router's, to dial."""
+    """The router's address for workers, to dial."""
     worker_id: str | None = None
-    """None: role, host and process id."""
+    """Name in logs and metrics. Default: role, host and process id."""
     transport: Literal["ucx"] = "ucx"
+    """What carries hand-offs."""
     checksums: bool = True
+    """Check every block and slot after it has travelled."""
     health_file: Path | None = None
     """Touched with each heartbeat that the worker sends as a member of the cluster, for container health checks."""
     drain_timeout_s: Seconds = 30.0
+    """After SIGTERM: how long running requests and hand-offs may go on."""
 
     mtp: bool | None = None
+    """Keep MTP KV. Default: whenever the checkpoint has an MTP module."""
     block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Positions in one block of KV. The same for all workers."""
     kv_blocks: Annotated[int, Field(ge=2)] | None = None
+    """Blocks in the KV pool. Default: room for max_running requests of full length, within kv_bytes."""
     kv_bytes: Positive = 2 << 30
+    """Bound for the default kv_blocks only."""
     state_slots: Annotated[int, Field(ge=3)] | None = None
+    """Slots in the state pool. Default: enough for max_running requests."""
     max_running: Positive = 16
+    """Requests that are computed at the same time."""
     step_tokens: Positive = 512
+    """Token budget of one step."""
     max_prefill_chunk: Positive = 256
+    """Longest chunk of one prompt in one step."""
     max_model_len: Annotated[int, Field(ge=2)] | None = None
+    """Bound for prompt and output together. Default: the checkpoint's."""
     kernels: Literal["auto", "native", "torch", "reference"] = "auto"
+    """Which implementation of the ops."""
     threads: Positive | None = None
+    """Threads for the kernels. Default: all cores."""
 
     def engine_values(self) -> dict[str, Any]:
         """The keywords for EngineConfig."""
@@ -112,6 +128,7 @@ class DecodeSettings(WorkerSettings):
     speculation: Annotated[int, Field(ge=0, le=7)] = 0
     """K, draft tokens per step."""
     tail_padding: Literal["auto", "always", "never"] = "auto"
+    """When a prompt's last token runs in a window of K+1 positions."""
 
 
 class UpSettings(Settings):

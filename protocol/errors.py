@@ -14,7 +14,8 @@ BatonError
 │   └── LeaseEnded
 ├── StateAuditError        a tag differs from the claimed position
 ├── LogitsError            a request's logits give no token: NaN, infinite, or every token masked
-├── EngineStopped          the engine thread has ended or failed; carries the reason
+├── RequestFailed          the engine ended a request by an error; carries its reason
+├── EngineStopped          the engine is closed, has ended or failed; carries the reason
 └── IllegalTransition      a lifecycle got an event that its state forbids; carries the story
 """
 
@@ -80,6 +81,10 @@ class StateAuditError(BatonError):
 
 
 class LogitsError(BatonError):
+    pass
+
+
+class RequestFailed(BatonError):
     pass
 
 

@@ -1,0 +1,340 @@
+"""The engine: requests in, one step at a time, events out. One thread, no I/O, no clock; a step ends with all kernels finished."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import kernels
+from engine.active import ActiveRequest, Phase
+from engine.advance import Advance, advance, begin_row, new_entries
+from engine.capacity import check_request, plan_capacity, torch_dtype
+from engine.config import EngineConfig
+from engine.drafter import ChooseDraft, Drafter, Entries
+from engine.models.info import ModelInfo
+from engine.models.loader import load_model
+from engine.pools import Pools
+from engine.request import (
+    EngineEvent,
+    EngineRequest,
+    FailedEvent,
+    FinishedEvent,
+    Landing,
+    ReadyEvent,
+    SealedEvent,
+    StartedEvent,
+    TokensEvent,
+)
+from engine.rows import Row
+from engine.runner import Model, RowOutput, Runner
+from engine.sampling import Sampler
+from engine.scheduler import Limits, Planned, Scheduler
+from protocol.errors import LogitsError, StaleMessage, StateAuditError
+from protocol.ids import RequestKey
+from protocol.messages import Load
+from protocol.regions import Region
+
+log = logging.getLogger(__name__)
+
+VIOLATIONS = "baton_state_audit_violations_total"
+COUNTERS = (
+    VIOLATIONS,
+    "baton_steps_total",
+    "baton_prompt_tokens_total",
+    "baton_output_tokens_total",
+    "baton_proposed_drafts_total",
+    "baton_accepted_drafts_total",
+    "baton_draft_failures_total",
+    "baton_failed_requests_total",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: Model
+    info: ModelInfo
+
+
+class EngineCore:
+    """Every request that was taken ends once: by FinishedEvent or FailedEvent, by ``cancel``, or, once sealed, by ``release``."""
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel | None = None) -> None:
+        """Load the model (or take ``loaded``) and build the pools. Raises CheckpointError, or ValueError that names the setting."""
+        self.config = config
+        self.kernels = kernels.select(config.kernels, config.threads)
+        if loaded is None:
+            loaded = LoadedModel(*load_model(config.model, self.kernels.ops, torch_dtype(config.dtype), config.mtp))
+        self.model_info = loaded.info
+        dims = loaded.model.dims
+        self.capacity = plan_capacity(config, dims, loaded.info)
+        self.pools = Pools(dims, self.capacity.num_blocks, self.capacity.num_slots, config.block_tokens, torch_dtype(loaded.info.dtype))
+        self.regions: tuple[Region, Region] = self.pools.regions()
+        self._runner = Runner(loaded.model, self.pools)
+        self._drafter = Drafter(loaded.model, self.pools) if loaded.info.has_mtp else None
+        self._scheduler = Scheduler(self.pools, _limits(config))
+        self._requests: dict[RequestKey, ActiveRequest] = {}
+        self._arrivals = 0
+        self._stalled = False
+        self._counts: Counter[str] = Counter()
+
+    # --- requests come and go
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a ``local`` or ``seal`` request. Raises ValueError, with the numbers, for one that can never run here."""
+        if request.origin == "remote":
+            raise ValueError("a remote request needs pages before it can be taken: reserve() it")
+        active = self._new(request)
+        self._scheduler.add(active)
+        self._keep(active)
+
+    def reserve(self, request: EngineRequest) -> Landing | None:
+        """Take a ``remote`` request with all the pages it needs to start, or None: no room now, nothing was changed.
+
+        Raises ValueError like ``submit``. The pages are the transfer's until ``land`` or ``cancel``.
+        """
+        if request.origin != "remote":
+            raise ValueError(f"only remote requests land, this one is {request.origin}")
+        if len(request.token_ids) < 2:
+            raise ValueError("a prompt of one token has no state to fetch: submit() it as local")
+        active = self._new(request)
+        if not self._scheduler.reserve(active):
+            return None
+        self._keep(active)
+        position = len(request.token_ids) - 1
+        blocks = active.blocks[: self.pools.blocks.blocks_for(position)]
+        return Landing(blocks=tuple(blocks), slot=active.slots[0], position=position)
+
+    def land(self, key: RequestKey) -> None:
+        """All bytes of the hand-off are in place and verified. Raises StaleMessage when the request isn't waiting for them (any more)."""
+        active = self._requests.get(key)
+        if active is None or active.phase is not Phase.LANDING:
+            raise StaleMessage(f"{key} is not waiting for a hand-off")
+        position = len(active.tokens) - 1
+        self.pools.slots.tags[active.slots[0]] = position
+        active.computed = active.mtp_known = position
+        active.phase = Phase.RUNNING
+        active.tell(f"landed at {position}")
+        self._stalled = False
+
+    def cancel(self, key: RequestKey) -> bool:
+        """Forget the request, whatever it is doing, and free its pages. False when it is unknown: it has ended before.
+
+        For a landing or sealed request the caller sees to it that no transfer touches its pages any more.
+        """
+        active = self._requests.get(key)
+        if active is not None:
+            self._forget(active)
+        return active is not None
+
+    def release(self, key: RequestKey) -> None:
+        """The hand-off is fetched or its lease is over: free the sealed pages. Once or more often, it is the same."""
+        active = self._requests.get(key)
+        if active is not None and active.phase is Phase.SEALED:
+            self._forget(active)
+
+    def has_work(self) -> bool:
+        """False also when all that is there waits for something from outside: a landing, a release, a cancel."""
+        return bool(self._requests) and not self._stalled
+
+    # --- what is told
+
+    def load(self) -> Load:
+        return self._scheduler.load()
+
+    def counters(self) -> dict[str, float]:
+        """Totals since the start, by metric name."""
+        return {name: float(self._counts[name]) for name in COUNTERS} | {"baton_preemptions_total": float(self._scheduler.preemptions)}
+
+    def check_integrity(self) -> None:
+        """Between steps: every page is free or owned once, and every tag is true. Raises AssertionError with the story."""
+        self._scheduler.check_integrity()
+        held = {active.key for active in self._scheduler.requests()}
+        assert held == self._requests.keys(), f"known {self._requests.keys()}, scheduled {held}"
+
+    # --- a step
+
+    def step(self) -> list[EngineEvent]:
+        """One batch through the model. A request's own failure ends that request; a failure of the batch ends its requests."""
+        plan = self._scheduler.plan()
+        self._stalled = not plan
+        events: list[EngineEvent] = []
+        if plan:
+            with torch.inference_mode():
+                self._run(plan, events)
+            self._counts["baton_steps_total"] += 1
+        return events
+
+    def _run(self, plan: Sequence[Planned], events: list[EngineEvent]) -> None:
+        begun = self._begin(plan, events)
+        advanced = self._advance(begun, self._forward(begun, events), events)
+        self._follow([step for step in advanced if step.finish is None], events)
+        for step in advanced:
+            if step.active.seals and step.active.key in self._requests:
+                self._publish(step.active, events)
+
+    def _begin(self, plan: Sequence[Planned], events: list[EngineEvent]) -> list[tuple[ActiveRequest, Row]]:
+        begun: list[tuple[ActiveRequest, Row]] = []
+        for planned in plan:
+            active = planned.active
+            if not active.started and active.request.origin != "remote":
+                events.append(StartedEvent(key=active.key))
+            active.started = True
+            try:
+                begun.append((active, begin_row(planned)))
+            except StateAuditError as error:
+                self._fail(active, error, events)
+        return begun
+
+    def _forward(self, begun: Sequence[tuple[ActiveRequest, Row]], events: list[EngineEvent]) -> list[RowOutput]:
+        """Empty when the model raised: then nothing of the step counts, and its requests have failed."""
+        if not begun:
+            return []
+        try:
+            return self._runner.run([row for _, row in begun])
+        except Exception as error:  # the step's edge: whatever the model raises ends these requests, not the engine
+            log.exception("a step of %d rows failed", len(begun))
+            for active, _ in begun:
+                assert active.state is not None
+                active.state.abort()
+                self._fail(active, error, events)
+            return []
+
+    def _advance(
+        self, begun: Sequence[tuple[ActiveRequest, Row]], outputs: Sequence[RowOutput], events: list[EngineEvent]
+    ) -> list[Advance]:
+        advanced: list[Advance] = []
+        for (active, row), output in zip(begun, outputs, strict=False):  # no outputs: all have failed
+            try:
+                step = advance(active, row, output, self.model_info.eos_token_ids)
+            except Exception as error:  # one request's own failure: the others go on
+                self._fail(active, error, events)
+                continue
+            self._tell_tokens(step, events)
+            advanced.append(step)
+        return advanced
+
+    def _tell_tokens(self, step: Advance, events: list[EngineEvent]) -> None:
+        active = step.active
+        if not step.token_ids:
+            self._counts["baton_prompt_tokens_total"] += active.computed - step.base
+            return
+        self._counts["baton_output_tokens_total"] += len(step.token_ids)
+        self._counts["baton_proposed_drafts_total"] += step.proposed_drafts
+        self._counts["baton_accepted_drafts_total"] += step.accepted_drafts
+        index = active.num_output - len(step.token_ids)
+        events.append(TokensEvent(key=active.key, index=index, token_ids=step.token_ids, logprobs=step.logprobs))
+        if step.finish is not None:
+            self._finish(step, events)
+
+    def _finish(self, step: Advance, events: list[EngineEvent]) -> None:
+        active = step.active
+        assert step.finish is not None
+        self._forget(active)
+        events.append(
+            FinishedEvent(
+                key=active.key,
+                reason=step.finish.reason,
+                stop_token_id=step.finish.stop_token_id,
+                steps=active.steps,
+                proposed_drafts=active.proposed_drafts,
+                accepted_drafts=active.accepted_drafts,
+            )
+        )
+
+    def _follow(self, advanced: Sequence[Advance], events: list[EngineEvent]) -> None:
+        """Bring MTP's KV up to the committed tokens, and draft for the next windows."""
+        if self._drafter is None or not advanced:
+            return
+        items = [self._entries(step) for step in advanced]
+        try:
+            drafts = self._drafter.follow(items)
+        except Exception as error:  # as in _forward
+            log.exception("drafting for %d requests failed", len(items))
+            for step in advanced:
+                self._fail(step.active, error, events)
+            return
+        for step, item, guesses in zip(advanced, items, drafts, strict=True):
+            step.active.mtp_known = max(1, item.first + len(item.token_ids))
+            step.active.drafts = guesses
+
+    def _entries(self, step: Advance) -> Entries:
+        active = step.active
+        num_drafts = self._scheduler.grant_drafts(active) if active.decoding else 0
+        return new_entries(step, num_drafts, self._draft_chooser(active))
+
+    def _draft_chooser(self, active: ActiveRequest) -> ChooseDraft:
+        def choose(logits: Tensor, drafts: Sequence[int]) -> int | None:
+            assert active.sampler is not None
+            try:
+                return active.sampler.draft_token(logits, len(active.tokens) + len(drafts), [*active.output, *drafts])
+            except LogitsError as error:  # a guess less costs time, and no token: the target alone decides
+                self._counts["baton_draft_failures_total"] += 1
+                log.warning("%s: no draft: %s", active.key, error)
+                return None
+
+        return choose
+
+    def _publish(self, active: ActiveRequest, events: list[EngineEvent]) -> None:
+        """Say which blocks are final, and seal when all are. After the step that made them, never before (invariant 3)."""
+        full = active.computed // self.config.block_tokens
+        if full > active.published_blocks:
+            blocks = tuple(active.blocks[active.published_blocks : full])
+            events.append(ReadyEvent(key=active.key, first_block=active.published_blocks, blocks=blocks))
+            active.published_blocks = full
+        if active.computed == len(active.tokens):
+            self._seal(active, events)
+
+    def _seal(self, active: ActiveRequest, events: list[EngineEvent]) -> None:
+        try:
+            self.pools.slots.audit(active.slots[0], len(active.tokens), "seal")
+        except StateAuditError as error:
+            self._fail(active, error, events)
+            return
+        active.phase = Phase.SEALED
+        active.tell(f"sealed at {active.computed}")
+        events.append(SealedEvent(key=active.key, position=active.computed, blocks=tuple(active.blocks), slot=active.slots[0]))
+
+    # --- one request's beginning and end
+
+    def _new(self, request: EngineRequest) -> ActiveRequest:
+        if request.key in self._requests:
+            raise ValueError(f"{request.key} is already here")
+        check_request(request, self.model_info.vocab_size, self.capacity, self.config.block_tokens)
+        sampler = None
+        if request.origin != "seal":
+            sampler = Sampler(request.sampling, request.token_ids, self.model_info.eos_token_ids, self.model_info.vocab_size)
+        return ActiveRequest(request=request, arrival=self._arrivals, sampler=sampler)
+
+    def _keep(self, active: ActiveRequest) -> None:
+        self._arrivals += 1
+        self._requests[active.key] = active
+        self._stalled = False
+        active.tell(f"{active.request.origin}, {active.num_prompt} tokens")
+
+    def _forget(self, active: ActiveRequest) -> None:
+        self._scheduler.drop(active)
+        del self._requests[active.key]
+        self._stalled = False
+
+    def _fail(self, active: ActiveRequest, error: Exception, events: list[EngineEvent]) -> None:
+        if isinstance(error, StateAuditError):
+            self._counts[VIOLATIONS] += 1
+        self._counts["baton_failed_requests_total"] += 1
+        log.error("request failed: %s: %s; story: %s", type(error).__name__, error, active.told())
+        self._forget(active)
+        events.append(FailedEvent(key=active.key, message=f"{type(error).__name__}: {error}"))
+
+
+def _limits(config: EngineConfig) -> Limits:
+    return Limits(
+        speculation=config.speculation,
+        max_running=config.max_running,
+        step_tokens=config.step_tokens,
+        max_prefill_chunk=config.max_prefill_chunk,
+        tail_padding=config.tail_padding,
+    )

@@ -1,0 +1,268 @@
+"""Who holds pages and who takes part in the next step. Counts and lists only; no tensor is touched here."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.active import ActiveRequest, Phase, waiting_tokens
+from engine.admission import MAX_OVERTAKEN, Pages, choose_admissions, choose_victim, free_room
+from engine.config import TailPadding
+from engine.planner import Candidate, share_budget, tail_kind
+from engine.pools import Pools
+from engine.rows import RowKind
+from engine.transaction import StateTransaction
+from protocol.messages import Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    speculation: int
+    """K; every window has K+1 positions."""
+    max_running: int
+    step_tokens: int
+    max_prefill_chunk: int
+    tail_padding: TailPadding
+
+    @property
+    def width(self) -> int:
+        return self.speculation + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One request's part of the next step: ``count`` real tokens from ``active.computed`` on."""
+
+    active: ActiveRequest
+    kind: RowKind
+    count: int
+
+
+class Scheduler:
+    """Owns the pages of every request from admission to ``drop``.
+
+    A request that only waits holds nothing. An admitted one holds the blocks of all its known tokens, in one run where the
+    pool has one, and all its slots (one running, and the window's scratch unless it seals); while it decodes it grows block by
+    block, its window's positions included. When blocks run out, drafts are given up first, then the youngest request.
+    """
+
+    def __init__(self, pools: Pools, limits: Limits) -> None:
+        self._pools = pools
+        self._limits = limits
+        self._waiting: list[ActiveRequest] = []
+        self._holding: list[ActiveRequest] = []
+        self._steps = 0
+        self.preemptions = 0
+
+    # --- requests come and go
+
+    def need(self, active: ActiveRequest) -> Pages:
+        """What the request holds from admission on."""
+        return Pages(blocks=self._pools.blocks.blocks_for(len(active.tokens)), slots=1 if active.seals else 1 + self._limits.width)
+
+    def add(self, active: ActiveRequest) -> None:
+        """Wait for pages, in order of arrival."""
+        active.phase = Phase.WAITING
+        insort(self._waiting, active, key=lambda other: other.arrival)
+
+    def reserve(self, active: ActiveRequest) -> bool:
+        """Take all pages that a hand-off and the first window need, or nothing. Waiting requests have the same right to overtaking."""
+        need = self.need(active)
+        if any(other.overtaken >= MAX_OVERTAKEN for other in self._waiting) or not need.fits(self._room()):
+            return False
+        for other in self._waiting:
+            other.overtaken += 1
+        self._take_pages(active)
+        active.phase = Phase.LANDING
+        return True
+
+    def drop(self, active: ActiveRequest) -> None:
+        """Forget the request; its pages are free at once (see ``engine.pools`` for why that is safe)."""
+        if active.phase is Phase.WAITING:
+            self._waiting.remove(active)
+        else:
+            self._give_pages(active)
+
+    # --- the next step
+
+    def plan(self) -> list[Planned]:
+        """The rows of the next step, prefill rows first. Empty when nothing can run before something from outside happens."""
+        self._grow_by_age()
+        self._admit()
+        return self._compose()
+
+    def grant_drafts(self, active: ActiveRequest) -> int:
+        """How many drafts the request's next window may have: useful ones that its blocks, with what is free, have room for.
+
+        Called after a commit, before drafting: the blocks cover the known tokens and that many drafts afterwards.
+        """
+        wanted = min(self._limits.speculation, active.useful_drafts)
+        blocks = self._pools.blocks
+        missing = blocks.blocks_for(len(active.tokens) + wanted) - len(active.blocks)
+        if wanted > 0 and missing > 0:
+            active.blocks += blocks.take(min(missing, blocks.num_free), active.blocks[-1])
+        return max(0, min(wanted, self._room_behind(active)))
+
+    def _grow_by_age(self) -> None:
+        """A block for each decoding request's next position, the oldest first."""
+        for active in sorted(self._running(), key=lambda other: other.arrival):
+            if active.phase is Phase.RUNNING and self._lacks_block(active):  # it may have been preempted meanwhile
+                while self._pools.blocks.num_free == 0 and self._make_room(active):
+                    pass
+                if self._pools.blocks.num_free > 0:
+                    active.blocks += self._pools.blocks.take(1, active.blocks[-1])
+
+    def _lacks_block(self, active: ActiveRequest) -> bool:
+        return len(active.blocks) < self._pools.blocks.blocks_for(len(active.tokens))
+
+    def _room_behind(self, active: ActiveRequest) -> int:
+        """Positions behind the last known token that the request's blocks cover; negative when they don't cover that one."""
+        return len(active.blocks) * self._pools.blocks.block_tokens - len(active.tokens)
+
+    def _make_room(self, active: ActiveRequest) -> bool:
+        """Free some block for ``active``: somebody's drafts, else the youngest request that is younger. False: nobody can give."""
+        if any(self._give_up_drafts(other) for other in sorted(self._running(), key=lambda other: -other.arrival)):
+            return True
+        # Sealed and landing pages are not ours to take: a transfer touches them. A prefill that seals has blocks out for reading.
+        preemptable = [other for other in self._running() if not other.seals]
+        victim = choose_victim([other.arrival for other in preemptable], active.arrival)
+        if victim is None:
+            return False
+        self._preempt(preemptable[victim])
+        return True
+
+    def _give_up_drafts(self, active: ActiveRequest) -> bool:
+        """Free the blocks that hold nothing but positions of unverified drafts."""
+        keep = self._pools.blocks.blocks_for(len(active.tokens))
+        surplus = active.blocks[keep:]
+        del active.blocks[keep:]
+        self._pools.blocks.give(surplus)
+        active.drafts = active.drafts[: max(0, self._room_behind(active))]
+        return bool(surplus)
+
+    def _preempt(self, active: ActiveRequest) -> None:
+        active.tell(f"preempted at {active.computed}")
+        self.preemptions += 1
+        self._give_pages(active)
+        self.add(active)
+
+    def _admit(self) -> None:
+        if not self._waiting:
+            return
+        needs = [self.need(active) for active in self._waiting]
+        admitted = choose_admissions(needs, [active.overtaken for active in self._waiting], self._room())
+        chosen = [self._waiting[index] for index in admitted]
+        for index, active in enumerate(self._waiting):
+            active.overtaken = 0 if index in admitted else active.overtaken + sum(1 for other in admitted if other > index)
+        for active in chosen:
+            self._waiting.remove(active)
+            self._take_pages(active)
+            active.phase = Phase.RUNNING
+            active.last_step = self._steps - 1  # no right of way over those that were served in the last step
+            active.tell(f"admitted with {len(active.blocks)} blocks, slot {active.slots[0]}")
+
+    def _compose(self) -> list[Planned]:
+        ready = [active for active in self._running() if not self._lacks_block(active)]
+        shares = share_budget(
+            [self._candidate(active) for active in ready],
+            step_tokens=self._limits.step_tokens,
+            max_chunk=self._limits.max_prefill_chunk,
+            grid=self._pools.blocks.block_tokens,
+        )
+        served = [(active, share) for active, share in zip(ready, shares, strict=True) if share > 0]
+        beside_speculation = self._limits.speculation > 0 and any(active.decoding for active, _ in served)
+        rows = [self._planned(active, share, beside_speculation) for active, share in served]
+        for row in rows:
+            row.active.last_step = self._steps
+        self._steps += 1
+        return sorted(rows, key=lambda row: row.kind.is_window)
+
+    def _candidate(self, active: ActiveRequest) -> Candidate:
+        return Candidate(
+            last_step=active.last_step,
+            arrival=active.arrival,
+            computed=active.computed,
+            prefill_end=active.prefill_end,
+            decode_tokens=self._limits.width if active.computed > 0 else 1,
+        )
+
+    def _planned(self, active: ActiveRequest, share: int, beside_speculation: bool) -> Planned:
+        if active.computed == 0:
+            return Planned(active, RowKind.START, share)
+        if active.computed < active.prefill_end:
+            return Planned(active, RowKind.EXTEND, share)
+        if active.decoding:
+            return Planned(active, RowKind.VERIFY, 1 + len(active.drafts))
+        return Planned(active, tail_kind(self._limits.tail_padding, beside_speculation=beside_speculation), 1)
+
+    # --- pages
+
+    def _room(self) -> Pages:
+        active_rows = [active for active in self._holding if active.phase is not Phase.SEALED]
+        return free_room(
+            free_blocks=self._pools.blocks.num_free,
+            free_slots=self._pools.slots.num_free,
+            free_rows=self._limits.max_running - len(active_rows),
+            growing=sum(1 for active in active_rows if not active.seals),
+        )
+
+    def _take_pages(self, active: ActiveRequest) -> None:
+        need = self.need(active)
+        active.blocks = self._pools.blocks.take(need.blocks)
+        running, *scratch = self._pools.slots.take(need.slots)
+        active.state = StateTransaction(self._pools.slots, running, scratch)
+        self._holding.append(active)
+
+    def _give_pages(self, active: ActiveRequest) -> None:
+        self._holding.remove(active)
+        self._pools.blocks.give(active.blocks)
+        self._pools.slots.give(active.slots)
+        active.forget_state()
+
+    def _running(self) -> list[ActiveRequest]:
+        return [active for active in self._holding if active.phase is Phase.RUNNING]
+
+    # --- what others may know
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running())
+
+    def load(self) -> Load:
+        running = self._running()
+        return Load(
+            waiting=len(self._waiting),
+            running=len(running),
+            waiting_tokens=waiting_tokens([*self._waiting, *running]),
+            free_blocks=self._pools.blocks.num_free,
+            free_slots=self._pools.slots.num_free,
+            held_for_peers=len(self._holding) - len(running),
+        )
+
+    def requests(self) -> Iterable[ActiveRequest]:
+        return (*self._waiting, *self._holding)
+
+    def check_integrity(self) -> None:
+        """Between steps: pools are whole, waiting requests hold nothing, tags say what is computed. Raises AssertionError."""
+        self._pools.check_integrity([active.blocks for active in self._holding], [active.slots for active in self._holding])
+        for active in self._waiting:
+            assert active.phase is Phase.WAITING, f"waiting, but {active.phase}: {active.told()}"
+            assert not active.blocks, f"waiting with blocks: {active.told()}"
+            assert active.state is None, f"waiting with slots: {active.told()}"
+        for active in self._holding:
+            self._check_held(active)
+
+    def _check_held(self, active: ActiveRequest) -> None:
+        assert active.phase is not Phase.WAITING, f"holding, but {active.phase}: {active.told()}"
+        assert active.state is not None, f"holding no slot: {active.told()}"
+        assert not active.state.is_open, f"a step is still open: {active.told()}"
+        running, *scratch = active.state.slots
+        tag = self._pools.slots.tags[running]
+        assert tag == (active.computed or None), f"slot {running} has tag {tag}, computed is {active.computed}: {active.told()}"
+        assert all(self._pools.slots.tags[slot] is None for slot in scratch), f"scratch with a tag: {active.told()}"
+        assert len(active.blocks) * self._pools.blocks.block_tokens >= active.computed, f"computed without blocks: {active.told()}"

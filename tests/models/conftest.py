@@ -166,7 +166,7 @@ def make_ops(name: str) -> Ops:
     return ReferenceOps() if name == "reference" else select(name).ops  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["reference"])
+@pytest.fixture(params=["reference", "torch"])
 def ops(request: pytest.FixtureRequest) -> Ops:
     return make_ops(request.param)
 

@@ -38,7 +38,8 @@ class GrowingText:
         self._tokenizer = tokenizer
         self._ids = list(prompt[-_PROMPT_TAIL:])
         """Left context, then the tokens whose text isn't all given out yet."""
-        self._context = _whole(self._decode(self._ids))
+        self._prompt = self._decode(self._ids)
+        self._context = _whole(self._prompt)
         """The part of the text of ``_ids`` that is given out, or is the prompt's."""
 
     def push(self, tokens: Sequence[int]) -> str:
@@ -50,6 +51,8 @@ class GrowingText:
         self._ids.append(token)
         text = self._decode(self._ids)
         whole = _whole(text)
+        if len(self._context) < len(self._prompt) and whole.startswith(self._prompt):
+            self._context = self._prompt  # what was broken at the prompt's end stays so, and is the prompt's
         piece = whole[len(self._context) :]
         self._context += piece
         if whole == text:
@@ -60,7 +63,7 @@ class GrowingText:
         """Drop the first ids as context, unless the rest has no text to be context."""
         rest = self._decode(self._ids[num_ids:])
         if rest and _whole(rest) == rest:
-            self._ids, self._context = self._ids[num_ids:], rest
+            self._ids, self._context, self._prompt = self._ids[num_ids:], rest, ""
 
     def _decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -83,6 +83,11 @@ def test_a_character_that_begins_in_the_prompt_comes_whole() -> None:
     assert pieces(BYTE_FALLBACK, [3, *ids[:2]], ids[2:]) == ["", "😀"]
 
 
+@pytest.mark.parametrize("prompt", [f"x{BROKEN}", BROKEN * 4, BROKEN])
+def test_what_was_broken_in_the_prompt_is_not_given_out(prompt: str) -> None:
+    assert "".join(pieces(BYTE_LEVEL, BYTE_LEVEL.encode(prompt).ids, BYTE_LEVEL.encode("cat").ids)) == "cat"
+
+
 def test_an_unfinished_end_is_left_out() -> None:
     assert pieces(BYTE_FALLBACK, [3], fallback_ids("a😀")[:-1]) == ["a", "", "", ""]
 

@@ -1,0 +1,294 @@
+/* Matrix products with weights packed ahead, and the experts, which are many small ones.
+ *
+ * A weight [n, k] is stored as panels of 16 output columns, each [k][16]: a panel is read from start to end, and the next
+ * one follows. An output is one chain of fused multiply-adds over k from 0 upwards, begun with 0, whatever the number of
+ * rows, the tile it falls into or the thread: so a row's bits never depend on its company.
+ *
+ * Rows are worked on in groups of at most 6 (6 x 16 sums fill the registers). With one group a panel streams through once;
+ * with more, the panel is taken in pieces of DEPTH that stay in the nearest cache while all groups pass, and partial sums
+ * wait in the output, which costs no rounding. Many rows are repacked first as [group][k][rows of the group].
+ */
+#include "native.h"
+#include "simd.h"
+
+enum {
+    PANEL = 16,        /* output columns of a panel */
+    MAX_GROUP = 6,     /* rows of a group */
+    DEPTH = 256,       /* k's of a panel piece: 16 KiB, half of a first-level cache */
+    BLOCK_GROUPS = 40, /* groups whose piece of the input (240 KiB) stays in the second-level cache */
+    MAX_PLAIN_ROWS = 12, /* up to here rows are read where they lie */
+    PREFETCH = 40,     /* panel lines (64 bytes) ahead */
+};
+
+/* How m rows are cut into groups of nearly equal size. */
+typedef struct {
+    long count, size, larger; /* the first `larger` groups have one row more than `size` */
+} Groups;
+
+static Groups cut_rows(long m) {
+    const long count = ceil_div(m, MAX_GROUP);
+    return (Groups){count, m / count, m % count};
+}
+static long group_start(Groups g, long i) { return i * g.size + min_long(i, g.larger); }
+static long group_rows(Groups g, long i) { return g.size + (i < g.larger); }
+
+/* ---- one tile: up to 6 rows x 16 columns ---- */
+
+/* c[r][0..16) (+)= sum over i of a[r·row_step + i·k_step] · w[i][0..16) for r < rows, which must be a constant. */
+INLINE void tile(const int rows, const float *a, long row_step, long k_step, const float *w, long depth, float *c, long c_step, bool first) {
+    v8 low[MAX_GROUP], high[MAX_GROUP];
+    UNROLL for (int r = 0; r < rows; r++) {
+        low[r] = first ? v8_zero() : v8_load(c + r * c_step);
+        high[r] = first ? v8_zero() : v8_load(c + r * c_step + LANES);
+    }
+    for (long i = 0; i < depth; i++) {
+        __builtin_prefetch(w + PREFETCH * PANEL);
+        const v8 w0 = v8_load(w), w1 = v8_load(w + LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const v8 x = v8_set1(a[r * row_step]);
+            low[r] = v8_fma(x, w0, low[r]);
+            high[r] = v8_fma(x, w1, high[r]);
+        }
+        a += k_step;
+        w += PANEL;
+    }
+    UNROLL for (int r = 0; r < rows; r++) {
+        v8_store(c + r * c_step, low[r]);
+        v8_store(c + r * c_step + LANES, high[r]);
+    }
+}
+
+typedef void (*tile_fn)(const float *a, long lda, const float *w, long depth, float *c, long c_step, bool first);
+
+#define TILE(rows) \
+    static void plain_tile_##rows(const float *a, long lda, const float *w, long depth, float *c, long c_step, bool first) { \
+        tile(rows, a, lda, 1, w, depth, c, c_step, first); \
+    } \
+    static void packed_tile_##rows(const float *a, long lda, const float *w, long depth, float *c, long c_step, bool first) { \
+        (void)lda; \
+        tile(rows, a, 1, rows, w, depth, c, c_step, first); \
+    }
+TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
+
+static const tile_fn plain_tiles[] = {NULL, plain_tile_1, plain_tile_2, plain_tile_3, plain_tile_4, plain_tile_5, plain_tile_6};
+static const tile_fn packed_tiles[] = {NULL, packed_tile_1, packed_tile_2, packed_tile_3, packed_tile_4, packed_tile_5, packed_tile_6};
+
+/* ---- products: some inputs times some weights of one shape, as tasks of (product, run of panels) ---- */
+
+typedef struct {
+    const float *a; /* [rows, k], as it is when rows <= MAX_PLAIN_ROWS, else packed in groups */
+    long rows;
+    const float *w; /* panels */
+    float *out;     /* [rows, n] */
+} Product;
+
+typedef struct {
+    const Product *products;
+    long count, k, n, panels_per_task, tasks_per_product;
+    bool relu2;
+} Products;
+
+static void square_positive_part(float *c, long columns) {
+    long j = 0;
+    for (; j + LANES <= columns; j += LANES) {
+        const v8 x = v8_max(v8_load(c + j), v8_zero());
+        v8_store(c + j, v8_mul(x, x));
+    }
+    if (j < columns) {
+        const v8 x = v8_max(v8_load_part(c + j, columns - j), v8_zero());
+        v8_store_part(c + j, columns - j, v8_mul(x, x));
+    }
+}
+
+/* The last panel may be narrower than a tile: it goes through a full-width copy. */
+static void narrow_tile(tile_fn fn, const float *a, long lda, const float *w, long depth, float *c, long n, long rows, long columns, bool first) {
+    float wide[MAX_GROUP * PANEL] = {0};
+    for (long r = 0; r < rows && !first; r++) memcpy(wide + r * PANEL, c + r * n, sizeof(float) * columns);
+    fn(a, lda, w, depth, wide, PANEL, first);
+    for (long r = 0; r < rows; r++) memcpy(c + r * n, wide + r * PANEL, sizeof(float) * columns);
+}
+
+/* A piece of a panel times some groups. */
+static void panel_piece(const Products *j, const Product *p, Groups groups, long from, long to, long panel, long at, long depth) {
+    const bool packed = p->rows > MAX_PLAIN_ROWS, last = at + depth == j->k;
+    const float *w = p->w + (panel * j->k + at) * PANEL;
+    const long columns = min_long(PANEL, j->n - panel * PANEL);
+    for (long g = from; g < to; g++) {
+        const long row = group_start(groups, g), rows = group_rows(groups, g);
+        const float *a = p->a + row * j->k + (packed ? at * rows : at);
+        const tile_fn fn = packed ? packed_tiles[rows] : plain_tiles[rows];
+        float *c = p->out + row * j->n + panel * PANEL;
+        if (columns == PANEL)
+            fn(a, j->k, w, depth, c, j->n, at == 0);
+        else
+            narrow_tile(fn, a, j->k, w, depth, c, j->n, rows, columns, at == 0);
+        for (long r = 0; r < rows && last && j->relu2; r++) square_positive_part(c + r * j->n, columns);
+    }
+}
+
+static void panels_task(const void *job, long task) {
+    const Products *j = job;
+    const Product *p = j->products + task / j->tasks_per_product;
+    if (!p->rows) return;
+    const long first = task % j->tasks_per_product * j->panels_per_task;
+    const long end = min_long(first + j->panels_per_task, ceil_div(j->n, PANEL));
+    const Groups groups = cut_rows(p->rows);
+    const long depth = groups.count == 1 ? j->k : DEPTH;
+    for (long from = 0; from < groups.count; from += BLOCK_GROUPS)
+        for (long at = 0; at < j->k; at += depth)
+            for (long panel = first; panel < end; panel++)
+                panel_piece(j, p, groups, from, min_long(from + BLOCK_GROUPS, groups.count), panel, at, min_long(depth, j->k - at));
+}
+
+static void run_products(const Product *products, long count, long k, long n, bool relu2, int threads) {
+    const long panels = ceil_div(n, PANEL), wanted = max_long(1, 8 * threads / count);
+    const long per_task = ceil_div(panels, wanted);
+    const Products job = {products, count, k, n, per_task, ceil_div(panels, per_task), relu2};
+    pool_run(panels_task, &job, count * job.tasks_per_product, threads);
+}
+
+/* ---- packing ---- */
+
+typedef struct {
+    const float *weight;
+    float *panels;
+    long n, k, panels_per_weight;
+} PackWeight;
+
+static void pack_weight_task(const void *job, long task) {
+    const PackWeight *j = job;
+    const long index = task / j->panels_per_weight, column = task % j->panels_per_weight * PANEL;
+    const float *from = j->weight + (index * j->n + column) * j->k;
+    float *to = j->panels + task * j->k * PANEL;
+    const long columns = min_long(PANEL, j->n - column);
+    for (long i = 0; i < j->k; i++)
+        for (long c = 0; c < PANEL; c++) to[i * PANEL + c] = c < columns ? from[c * j->k + i] : 0.0f;
+}
+
+/* weight [count, n, k] -> panels [count, ceil(n/16), k, 16], zeros beyond n. */
+EXPORT void baton_pack(const float *weight, float *panels, long count, long n, long k, int threads) {
+    const PackWeight job = {weight, panels, n, k, ceil_div(n, PANEL)};
+    pool_run(pack_weight_task, &job, count * job.panels_per_weight, threads);
+}
+
+typedef struct {
+    const float *x;
+    const int64_t *rows; /* which row of x each packed row is; NULL for 0, 1, 2, ... */
+    float *packed;
+    long k;
+    Groups groups;
+} PackInput;
+
+static void pack_input_task(const void *job, long task) {
+    const PackInput *j = job;
+    const long start = group_start(j->groups, task), rows = group_rows(j->groups, task);
+    float *to = j->packed + start * j->k;
+    for (long r = 0; r < rows; r++) {
+        const float *from = j->x + (j->rows ? j->rows[start + r] : start + r) * j->k;
+        for (long i = 0; i < j->k; i++) to[i * rows + r] = from[i];
+    }
+}
+
+EXPORT void baton_linear(const float *x, long m, const float *panels, long n, long k, bool relu2, float *out, int threads) {
+    Product product = {x, m, panels, out};
+    if (m > MAX_PLAIN_ROWS) {
+        const PackInput job = {x, NULL, scratch(SCRATCH_INPUT, sizeof(float) * m * k), k, cut_rows(m)};
+        pool_run(pack_input_task, &job, job.groups.count, threads);
+        product.a = job.packed;
+    }
+    run_products(&product, 1, k, n, relu2, threads);
+}
+
+/* ---- experts ---- */
+
+typedef struct {
+    long tokens, chosen, width, hidden, experts; /* T, F, d_in, m, E */
+    const float *x, *weights;
+    const int64_t *token; /* [T·F] token of each line; lines are sorted by expert, then by token */
+    const int64_t *line;  /* [T·F] line of (token, f) */
+    const int64_t *start; /* [E+1] first line of each expert */
+    float *lines, *hidden_lines, *hidden_packed, *results, *out;
+} Experts;
+
+/* Copies the input lines of one expert, in the form that the product wants. */
+static void gather(const float *x, const int64_t *rows, long count, long k, float *to) {
+    if (count > MAX_PLAIN_ROWS) {
+        const PackInput job = {x, rows, to, k, cut_rows(count)};
+        for (long g = 0; g < job.groups.count; g++) pack_input_task(&job, g);
+        return;
+    }
+    for (long i = 0; i < count; i++) memcpy(to + i * k, x + (rows ? rows[i] : i) * k, sizeof(float) * k);
+}
+
+static void gather_task(const void *job, long e) {
+    const Experts *j = job;
+    const long first = j->start[e], count = j->start[e + 1] - first;
+    gather(j->x, j->token + first, count, j->width, j->lines + first * j->width);
+}
+
+static void regroup_task(const void *job, long e) {
+    const Experts *j = job;
+    const long first = j->start[e], count = j->start[e + 1] - first;
+    gather(j->hidden_lines + first * j->hidden, NULL, count, j->hidden, j->hidden_packed + first * j->hidden);
+}
+
+static void combine_task(const void *job, long t) {
+    const Experts *j = job;
+    float *out = j->out + t * j->width;
+    memset(out, 0, sizeof(float) * j->width);
+    for (long f = 0; f < j->chosen; f++) {
+        const float *y = j->results + j->line[t * j->chosen + f] * j->width;
+        const v8 weight = v8_set1(j->weights[t * j->chosen + f]);
+        long i = 0;
+        for (; i + LANES <= j->width; i += LANES) v8_store(out + i, v8_fma(weight, v8_load(y + i), v8_load(out + i)));
+        const long rest = j->width - i;
+        if (rest) v8_store_part(out + i, rest, v8_fma(weight, v8_load_part(y + i, rest), v8_load_part(out + i, rest)));
+    }
+}
+
+static void sort_by_expert(const int64_t *ids, long tokens, long chosen, long experts, int64_t *token, int64_t *line, int64_t *start) {
+    memset(start, 0, sizeof(int64_t) * (experts + 1));
+    for (long i = 0; i < tokens * chosen; i++) start[ids[i] + 1]++;
+    for (long e = 0; e < experts; e++) start[e + 1] += start[e];
+    for (long i = 0; i < tokens * chosen; i++) {
+        line[i] = start[ids[i]]++;
+        token[line[i]] = i / chosen;
+    }
+    memmove(start + 1, start, sizeof(int64_t) * experts);
+    start[0] = 0;
+}
+
+/* up, down: panels [E, ...] of up [E, hidden, width] and down [E, width, hidden]; ids [T, F] must lie in [0, E). */
+EXPORT void baton_experts(
+    const float *x, const int64_t *ids, const float *weights, const float *up, const float *down, float *out,
+    long tokens, long chosen, long experts, long width, long hidden, int threads
+) {
+    const long lines = tokens * chosen;
+    int64_t *lists = scratch(SCRATCH_LISTS, sizeof(int64_t) * (2 * lines + experts + 1) + sizeof(Product) * experts);
+    int64_t *token = lists, *line = lists + lines, *start = line + lines;
+    Product *products = (Product *)(start + experts + 1);
+    sort_by_expert(ids, tokens, chosen, experts, token, line, start);
+    float *inputs = scratch(SCRATCH_INPUT, sizeof(float) * lines * max_long(width, hidden));
+    float *middle = scratch(SCRATCH_HIDDEN, sizeof(float) * lines * hidden);
+    float *results = scratch(SCRATCH_OUTPUT, sizeof(float) * lines * width);
+    const Experts job = {tokens, chosen, width, hidden, experts, x, weights, token, line, start, inputs, middle, inputs, results, out};
+
+    pool_run(gather_task, &job, experts, threads);
+    const long up_floats = ceil_div(hidden, PANEL) * width * PANEL, down_floats = ceil_div(width, PANEL) * hidden * PANEL;
+    long used = 0;
+    for (long e = 0; e < experts; e++) {
+        const long first = start[e], count = start[e + 1] - first;
+        if (count) products[used++] = (Product){inputs + first * width, count, up + e * up_floats, middle + first * hidden};
+    }
+    run_products(products, used, width, hidden, true, threads);
+    pool_run(regroup_task, &job, experts, threads);
+    used = 0;
+    for (long e = 0; e < experts; e++) {
+        const long first = start[e], count = start[e + 1] - first;
+        if (count) products[used++] = (Product){inputs + first * hidden, count, down + e * down_floats, results + first * width};
+    }
+    run_products(products, used, hidden, width, false, threads);
+    pool_run(combine_task, &job, tokens, threads);
+}
+
+#include "simd_end.h"

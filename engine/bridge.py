@@ -1,0 +1,74 @@
+"""An engine on its thread, seen from an event loop: what both worker kinds need of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from engine.core import EngineCore
+from engine.request import EngineEvent
+from engine.thread import EngineThread
+from protocol.errors import EngineStopped
+from protocol.messages import Load
+
+REFRESH_S = 0.1
+"""How old the load that a heartbeat tells may be, a running step aside."""
+
+Result = TypeVar("Result")
+
+
+class EngineBridge:
+    """``on_events`` is called on the loop, in the order of the steps. ``load`` and ``counters`` are the last known ones: a
+    heartbeat never waits for a step."""
+
+    def __init__(self, core: EngineCore, on_events: Callable[[list[EngineEvent]], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread: EngineThread[EngineCore] = EngineThread(core)
+        self._thread.on_events(lambda events: self._post(on_events, events))
+        self._thread.on_failed(lambda error: self._post(self._on_failed, error))
+        self._failure: asyncio.Future[None] = self._loop.create_future()
+        self.load: Load = core.load()
+        self.counters: dict[str, float] = core.counters()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """After the running step."""
+        await asyncio.to_thread(self._thread.stop)
+        self._failure.cancel()
+
+    async def call(self, function: Callable[[EngineCore], Result]) -> Result:
+        """``function(core)`` between two steps, in the order of the calls, even if the caller is cancelled meanwhile.
+
+        Raises what it raises, and EngineStopped when there's no engine any more.
+        """
+        return await asyncio.shield(asyncio.wrap_future(self._thread.call(function)))
+
+    async def watch(self) -> None:
+        """Keep ``load`` fresh, and check the pools whenever the engine has become idle. Ends only with the engine's failure.
+
+        Raises EngineStopped, or AssertionError when a pool isn't whole: then nothing that this process computes can be trusted.
+        """
+        checked = False
+        while True:
+            self.load, self.counters = await self.call(lambda core: (core.load(), core.counters()))
+            idle = not (self.load.waiting or self.load.running or self.load.held_for_peers)
+            if idle and not checked:
+                await self.call(lambda core: core.check_integrity())
+            checked = idle
+            await asyncio.wait([self._failure], timeout=REFRESH_S)
+            if self._failure.done():
+                self._failure.result()
+
+    def _post(self, function: Callable[[Result], None], value: Result) -> None:
+        """From the engine's thread. A loop that is closed already has no use for it."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, value)
+
+    def _on_failed(self, error: BaseException) -> None:
+        if not self._failure.done():
+            failure = EngineStopped(f"the engine failed: {error!r}")
+            failure.__cause__ = error
+            self._failure.set_exception(failure)

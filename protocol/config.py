@@ -60,6 +60,10 @@ class RouterSettings(Settings):
     """Requests that may wait for room; more get 429."""
     request_timeout_s: Seconds = 600.0
     """From arrival to the last token."""
+    min_prefill: Annotated[int, Field(ge=0)] = 0
+    """Prefill workers without which /ready says no."""
+    min_decode: Positive = 1
+    """Decode workers without which /ready says no."""
     local_prefill_tokens: Annotated[int, Field(ge=0)] = 0
     """Prompts up to this length are prefilled by the decode worker itself."""
     drain_timeout_s: Seconds = 30.0

@@ -35,7 +35,8 @@ class Lifecycle(Generic[State, Event, Command]):
     def __init__(self, name: str, state: State) -> None:
         self.name = name
         self.state = state
-        self._story: deque[str] = deque(maxlen=STORY_LENGTH)
+        self._story: deque[tuple[State, State, Event]] = deque(maxlen=STORY_LENGTH)
+        """Kept as it came and told only when asked for: an event may come with every token."""
 
     def handle(self, event: Event) -> list[Command]:
         """The one door. Raises IllegalTransition with the last events when ``event`` is not allowed in this state."""
@@ -45,10 +46,10 @@ class Lifecycle(Generic[State, Event, Command]):
             raise IllegalTransition(self.name, before.name, event, self.story)
         commands = self.HANDLERS[type(event)](self, event)
         assert self.state in allowed, f"{self.name}: {type(event).__name__} led from {before.name} to {self.state.name}"
-        self._story.append(f"{before.name} -> {self.state.name}: {str(event)[:MAX_LINE]}")
+        self._story.append((before, self.state, event))
         return commands
 
     @property
     def story(self) -> tuple[str, ...]:
         """The last events, oldest first."""
-        return tuple(self._story)
+        return tuple(f"{before.name} -> {after.name}: {str(event)[:MAX_LINE]}" for before, after, event in self._story)

@@ -1,0 +1,323 @@
+"""D's side of one hand-off, without I/O: what to ask for, when all of it is there and right, and how it ends otherwise.
+
+ASKED     Fetch is out; blocks that P calls ready are pulled while P computes on
+SEALED    the manifest is in and fits; the rest is being pulled
+VERIFYING every copy ended well; checksums are being compared
+ENDING    given up; waits until no transfer touches the pages
+ENDED     over, one way or the other
+
+All or nothing: Commit comes once, after every needed byte has arrived and matched, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import ClassVar
+
+from protocol.errors import FingerprintMismatch
+from protocol.ids import Epoch, RequestKey
+from protocol.messages import Copy, ErrorCode, Fetch, Fingerprint, HandoffFailed, Manifest, Pull, Ready, Release
+from transfer.commands import CancelReceives, Commit, Ended, Fail, PostReceive, Say, Verify
+from transfer.lifecycle import Lifecycle
+from transfer.plan import PlannedCopy, blocks_for, plan_pages
+
+Command = Say | Ended | PostReceive | CancelReceives | Verify | Commit | Fail
+TAGS_PER_HANDOFF = 1 << 24
+
+
+class ReceiveState(Enum):
+    NEW = auto()
+    ASKED = auto()
+    SEALED = auto()
+    VERIFYING = auto()
+    ENDING = auto()
+    ENDED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The pages are reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromPrefill:
+    """P said something about this request."""
+
+    message: Ready | Manifest | HandoffFailed
+
+
+@dataclass(frozen=True, slots=True)
+class CopyEnded:
+    """A posted receive is over and won't write any more. ``error`` None: all of its bytes arrived."""
+
+    tag: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Checksums as they are in D's pages, in the order of Verify."""
+
+    blocks: tuple[int, ...]
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The router or the client doesn't want it any more."""
+
+    reason: str = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """P is lost, by whichever channel it was noticed."""
+
+    reason: str
+
+
+_REMOTE = frozenset({FromPrefill, CopyEnded, Cancelled, PeerGone})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What D knows before it asks. ``blocks`` cover [0, position), in order; the first ``have_blocks`` of them hold their bytes already."""
+
+    key: RequestKey
+    epoch: Epoch
+    """D's own."""
+    peer: Epoch
+    """P's: messages from another life of P are stale."""
+    fingerprint: Fingerprint
+    """D's own; P's manifest must carry the same."""
+    blocks: tuple[int, ...]
+    slot: int
+    position: int
+    token_digest: str
+    have_blocks: int = 0
+    checksums: bool = True
+    max_bytes: int
+    """Longest message of the transport."""
+    first_tag: int
+    """TAGS_PER_HANDOFF tags from here are this hand-off's alone, on D's transport, for ever."""
+
+    def __post_init__(self) -> None:
+        assert self.position >= 1
+        assert len(self.blocks) == blocks_for(self.position, self.fingerprint.block_tokens), (len(self.blocks), self.position)
+        assert 0 <= self.have_blocks <= len(self.blocks)
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """Copies under way and done, by tag."""
+
+    open: set[int] = field(default_factory=set)
+    next_tag: int = 0
+    num_bytes: int = 0
+
+
+class HandoffReceiver(Lifecycle[ReceiveState]):
+    """One per attempt. Feed it everything that happens; do what it returns, in order.
+
+    After Ended it may be dropped; kept, it ignores latecomers.
+    """
+
+    events: ClassVar[Mapping[ReceiveState, frozenset[type]]] = {
+        ReceiveState.NEW: frozenset({Begin}),
+        ReceiveState.ASKED: _REMOTE,
+        ReceiveState.SEALED: _REMOTE,
+        ReceiveState.VERIFYING: _REMOTE | {Verified},
+        ReceiveState.ENDING: _REMOTE | {Verified},
+        ReceiveState.ENDED: _REMOTE | {Verified},
+    }
+    moves: ClassVar[Mapping[ReceiveState, frozenset[ReceiveState]]] = {
+        ReceiveState.NEW: frozenset({ReceiveState.ASKED}),
+        ReceiveState.ASKED: frozenset({ReceiveState.SEALED, ReceiveState.ENDING}),
+        ReceiveState.SEALED: frozenset({ReceiveState.VERIFYING, ReceiveState.ENDED, ReceiveState.ENDING}),
+        ReceiveState.VERIFYING: frozenset({ReceiveState.ENDED, ReceiveState.ENDING}),
+        ReceiveState.ENDING: frozenset({ReceiveState.ENDED}),
+        ReceiveState.ENDED: frozenset(),
+    }
+
+    def __init__(self, reservation: Reservation) -> None:
+        super().__init__(f"receive {reservation.key}", ReceiveState.NEW)
+        self.reservation = reservation
+        self.stale = 0
+        """Messages and completions that were not about this attempt any more."""
+        self._sources: dict[int, int] = {}  # block index in the request -> P's block id, as far as pulled
+        self._pieces = _Pieces(next_tag=reservation.first_tag)
+        self._manifest: Manifest | None = None
+        self._reason = ""
+
+    @property
+    def in_flight(self) -> int:
+        """Receives that may still write."""
+        return len(self._pieces.open)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes asked for so far."""
+        return self._pieces.num_bytes
+
+    # ---- events --------------------------------------------------------------------------------------------------
+
+    def _on_Begin(self, event: Begin) -> list[Command]:
+        self._move(ReceiveState.ASKED)
+        return [Say(Fetch(**self._ours(), have_blocks=self.reservation.have_blocks))]
+
+    def _on_FromPrefill(self, event: FromPrefill) -> list[Command]:
+        message = event.message
+        if message.key != self.reservation.key or message.epoch != self.reservation.peer:
+            self.stale += 1
+            return []
+        if self.state in (ReceiveState.ENDING, ReceiveState.ENDED):
+            self.stale += 1
+            return []
+        if isinstance(message, HandoffFailed):
+            return self._give_up(message.code, message.message)
+        if self.state is not ReceiveState.ASKED:
+            return self._give_up("transfer_failed", f"{message.type} after the manifest")
+        return self._ready(message) if isinstance(message, Ready) else self._sealed(message)
+
+    def _on_CopyEnded(self, event: CopyEnded) -> list[Command]:
+        if event.tag not in self._pieces.open:
+            self.stale += 1
+            return []
+        self._pieces.open.remove(event.tag)
+        if self.state is ReceiveState.ENDING:
+            return self._end_if_quiet()
+        if event.error is not None:
+            return self._give_up("transfer_failed", event.error)
+        return self._verify_if_complete()
+
+    def _on_Verified(self, event: Verified) -> list[Command]:
+        if self.state is not ReceiveState.VERIFYING:
+            self.stale += 1
+            return []
+        manifest = self._known_manifest()
+        have = self.reservation.have_blocks
+        pairs = zip(event.blocks, manifest.block_checksums[have:], strict=True)
+        wrong = [index for index, (ours, theirs) in enumerate(pairs, have) if ours != theirs]
+        if event.slot != manifest.slot_checksum:
+            return self._give_up("transfer_failed", "checksum of the slot differs")
+        if wrong:
+            return self._give_up("transfer_failed", f"checksum of block {wrong[0]} of the request differs ({len(wrong)} in all)")
+        return self._commit()
+
+    def _on_Cancelled(self, event: Cancelled) -> list[Command]:
+        if self.state in (ReceiveState.ENDING, ReceiveState.ENDED):
+            return []
+        return self._end(event.reason)
+
+    def _on_PeerGone(self, event: PeerGone) -> list[Command]:
+        if self.state in (ReceiveState.ENDING, ReceiveState.ENDED):
+            return []
+        return self._give_up("prefill_lost", event.reason)
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def _ready(self, message: Ready) -> list[Command]:
+        if message.first_block < 0 or message.first_block + len(message.blocks) > len(self.reservation.blocks):
+            return self._give_up("transfer_failed", f"{len(message.blocks)} blocks from {message.first_block} don't belong to the request")
+        return self._pull(dict(enumerate(message.blocks, message.first_block)))
+
+    def _sealed(self, manifest: Manifest) -> list[Command]:
+        problem = self._mismatch(manifest)
+        if problem is not None:
+            return self._give_up(*problem)
+        self._manifest = manifest
+        self._move(ReceiveState.SEALED)
+        commands = self._pull(dict(enumerate(manifest.blocks)), slot=manifest.slot)
+        return commands or self._verify_if_complete()
+
+    def _mismatch(self, manifest: Manifest) -> tuple[ErrorCode, str] | None:
+        ours = self.reservation
+        for name in Fingerprint.model_fields:
+            here, there = getattr(ours.fingerprint, name), getattr(manifest.fingerprint, name)
+            if here != there:
+                return "mismatch", str(FingerprintMismatch(name, here, there))
+        if manifest.position != ours.position:
+            return "mismatch", f"the manifest is for position {manifest.position}, not {ours.position}"
+        if manifest.token_digest != ours.token_digest:
+            return "mismatch", "the manifest is for other tokens"
+        if len(manifest.blocks) != len(ours.blocks):
+            return "mismatch", f"the manifest has {len(manifest.blocks)} blocks, not {len(ours.blocks)}"
+        if ours.checksums and (len(manifest.block_checksums) != len(manifest.blocks) or manifest.slot_checksum is None):
+            return "mismatch", "checksums are on here, and the manifest has none"
+        return None
+
+    def _pull(self, sources: dict[int, int], slot: int | None = None) -> list[Command]:
+        """Post and ask for those of ``sources`` that aren't here yet. One block told with two ids is the end of it."""
+        for index, block in sources.items():
+            known = self._sources.get(index, block)
+            if known != block:
+                return self._give_up("transfer_failed", f"block {index} of the request was at {known} and is now at {block}")
+        lacking = [index for index in sources if index >= self.reservation.have_blocks and index not in self._sources]
+        self._sources |= {index: sources[index] for index in lacking}
+        try:
+            planned = self._plan([sources[index] for index in lacking], [self.reservation.blocks[index] for index in lacking], slot)
+        except ValueError as error:
+            return self._give_up("transfer_failed", str(error))
+        if not planned:
+            return []
+        posts = [self._post(copy) for copy in planned]
+        copies = tuple(
+            Copy(region=copy.region, offset=copy.source_offset, num_bytes=copy.num_bytes, tag=post.tag)
+            for copy, post in zip(planned, posts, strict=True)
+        )
+        return [*posts, Say(Pull(**self._ours(), copies=copies))]
+
+    def _plan(self, source: Sequence[int], target: Sequence[int], slot: int | None) -> list[PlannedCopy]:
+        ours = self.reservation
+        planned = plan_pages("blocks", ours.fingerprint.block_bytes, source, target, ours.max_bytes)
+        if slot is not None:
+            planned += plan_pages("slots", ours.fingerprint.slot_bytes, [slot], [ours.slot], ours.max_bytes)
+        return planned
+
+    def _post(self, copy: PlannedCopy) -> PostReceive:
+        tag = self._pieces.next_tag
+        assert tag < self.reservation.first_tag + TAGS_PER_HANDOFF
+        self._pieces.next_tag += 1
+        self._pieces.num_bytes += copy.num_bytes
+        self._pieces.open.add(tag)
+        return PostReceive(copy.region, copy.target_offset, copy.num_bytes, tag)
+
+    def _verify_if_complete(self) -> list[Command]:
+        if self.state is not ReceiveState.SEALED or self._pieces.open:
+            return []
+        if not self.reservation.checksums:
+            return self._commit()
+        self._move(ReceiveState.VERIFYING)
+        return [Verify(self.reservation.blocks[self.reservation.have_blocks :], self.reservation.slot)]
+
+    def _commit(self) -> list[Command]:
+        self._move(ReceiveState.ENDED)
+        return [Commit(), Say(Release(**self._ours(), ok=True)), Ended(ok=True)]
+
+    def _give_up(self, code: ErrorCode, reason: str) -> list[Command]:
+        return [Fail(code, reason), *self._end(reason)]
+
+    def _end(self, reason: str) -> list[Command]:
+        """The Release goes out even to a lost peer: one channel may be gone and the other not."""
+        self._move(ReceiveState.ENDING)
+        self._reason = reason
+        commands: list[Command] = [Say(Release(**self._ours(), ok=False, reason=reason))]
+        if self._pieces.open:
+            commands.append(CancelReceives(tuple(sorted(self._pieces.open))))
+        return commands + self._end_if_quiet()
+
+    def _end_if_quiet(self) -> list[Command]:
+        if self._pieces.open:
+            return []
+        self._move(ReceiveState.ENDED)
+        return [Ended(ok=False, reason=self._reason)]
+
+    def _known_manifest(self) -> Manifest:
+        assert self._manifest is not None
+        return self._manifest
+
+    def _ours(self) -> dict[str, object]:
+        key = self.reservation.key
+        return {"epoch": self.reservation.epoch, "request_id": key.request_id, "generation": key.generation}

@@ -1,0 +1,319 @@
+"""P's side of one hand-off, without I/O. D's Fetch and the router's Prefill may come in either order.
+
+ASKED     D asked, the router's Prefill isn't here yet
+COMPUTING the engine works on it; ready blocks are given as soon as D has asked
+SEALED    all is computed and pinned under a lease
+ENDING    over, but sends still read the pages
+ENDED     the pages are free
+
+Only pages that are ready and belong to this request are ever sent, whatever D asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import ClassVar
+
+from protocol.ids import Epoch, RequestKey
+from protocol.messages import Copy, ErrorCode, Fetch, Fingerprint, HandoffFailed, Manifest, Pull, Ready, Release, Timing
+from transfer.commands import Compute, Ended, EndLease, GrantLease, PostSend, Refuse, Say
+from transfer.lifecycle import Lifecycle
+
+Command = Say | Ended | PostSend | Compute | Refuse | GrantLease | EndLease
+
+
+class SendState(Enum):
+    NEW = auto()
+    ASKED = auto()
+    COMPUTING = auto()
+    SEALED = auto()
+    ENDING = auto()
+    ENDED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAsked:
+    """The router wants it computed for this D. Answered by Compute or Refuse."""
+
+    decode_epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class FromDecode:
+    """D said something about this request."""
+
+    message: Fetch | Pull | Release
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksReady:
+    """Blocks [first_block, first_block + len(blocks)) of the request are final (the engine's ReadyEvent)."""
+
+    first_block: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """All is computed (the engine's SealedEvent), with what the manifest says beside it. Checksums empty and None when they are off."""
+
+    position: int
+    token_digest: str
+    blocks: tuple[int, ...]
+    slot: int
+    block_checksums: tuple[int, ...]
+    slot_checksum: int | None
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class CopyEnded:
+    """A posted send doesn't read its pages any more."""
+
+    tag: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The router cancelled, or the engine can't."""
+
+    code: ErrorCode
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """D is lost, by whichever channel it was noticed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOver:
+    """The lease ran out by P's clock."""
+
+
+_REMOTE = frozenset({FromDecode, CopyEnded, GaveUp, PeerGone, PrefillAsked})
+_ENGINE = frozenset({BlocksReady, Sealed})
+
+
+class HandoffSender(Lifecycle[SendState]):
+    """One per attempt. Feed it everything that happens; do what it returns, in order.
+
+    After Ended keep it for about a lease: it answers a Prefill that comes after D has already given up.
+    """
+
+    events: ClassVar[Mapping[SendState, frozenset[type]]] = {
+        SendState.NEW: frozenset({FromDecode, PrefillAsked, GaveUp}),
+        SendState.ASKED: _REMOTE | {LeaseOver},
+        SendState.COMPUTING: _REMOTE | _ENGINE,
+        SendState.SEALED: _REMOTE | {LeaseOver},
+        SendState.ENDING: _REMOTE | _ENGINE | {LeaseOver},
+        SendState.ENDED: _REMOTE | _ENGINE | {LeaseOver},
+    }
+    moves: ClassVar[Mapping[SendState, frozenset[SendState]]] = {
+        SendState.NEW: frozenset({SendState.ASKED, SendState.COMPUTING, SendState.ENDING}),
+        SendState.ASKED: frozenset({SendState.COMPUTING, SendState.ENDING}),
+        SendState.COMPUTING: frozenset({SendState.SEALED, SendState.ENDING}),
+        SendState.SEALED: frozenset({SendState.ENDING}),
+        SendState.ENDING: frozenset({SendState.ENDED}),
+        SendState.ENDED: frozenset(),
+    }
+
+    def __init__(self, key: RequestKey, epoch: Epoch, fingerprint: Fingerprint, lease_s: float) -> None:
+        """``epoch`` and ``fingerprint`` are P's own."""
+        super().__init__(f"send {key}", SendState.NEW)
+        self.key, self.epoch, self.fingerprint, self.lease_s = key, epoch, fingerprint, lease_s
+        self.stale = 0
+        self.num_bytes = 0
+        """Bytes given to the transport."""
+        self._decode: Epoch | None = None
+        self._asked = False
+        self._leased = False
+        self._blocks: dict[int, int] = {}  # block index in the request -> own block id, final ones only
+        self._ready: set[int] = set()  # the ids among them
+        self._sealed: Sealed | None = None
+        self._open: set[int] = set()
+        self._ok, self._reason = False, ""
+
+    @property
+    def in_flight(self) -> int:
+        """Sends that still read pages."""
+        return len(self._open)
+
+    @property
+    def decode_epoch(self) -> Epoch | None:
+        """For whom: as the router said, or, before it did, who asked."""
+        return self._decode
+
+    # ---- events --------------------------------------------------------------------------------------------------
+
+    def _on_PrefillAsked(self, event: PrefillAsked) -> list[Command]:
+        if self.state in (SendState.ENDING, SendState.ENDED):
+            return [Refuse("transfer_failed", f"the hand-off is over already: {self._reason}")]
+        if self.state in (SendState.COMPUTING, SendState.SEALED):
+            self.stale += 1
+            return []
+        if self._asked and self._decode != event.decode_epoch:
+            return [
+                Refuse("transfer_failed", "another decode worker asked for it"),
+                *self._end("asked by the wrong decode worker", "mismatch"),
+            ]
+        self._decode = event.decode_epoch
+        self._move(SendState.COMPUTING)
+        return [*self._without_lease(), Compute()]
+
+    def _on_FromDecode(self, event: FromDecode) -> list[Command]:
+        message = event.message
+        known = self._decode is None or message.epoch == self._decode
+        if message.key != self.key or not known or self.state in (SendState.ENDING, SendState.ENDED):
+            self.stale += 1
+            return []
+        if isinstance(message, Fetch):
+            return self._fetch(message)
+        if isinstance(message, Pull):
+            return self._pull(message)
+        return self._released(message)
+
+    def _on_BlocksReady(self, event: BlocksReady) -> list[Command]:
+        if self.state is not SendState.COMPUTING:
+            return []
+        self._learn(event.first_block, event.blocks)
+        return [Say(Ready(**self._ours(), first_block=event.first_block, blocks=event.blocks))] if self._asked else []
+
+    def _on_Sealed(self, event: Sealed) -> list[Command]:
+        if self.state is not SendState.COMPUTING:
+            return []
+        self._learn(0, event.blocks)
+        self._sealed = event
+        self._move(SendState.SEALED)
+        return [*self._lease(), *([self._manifest()] if self._asked else [])]
+
+    def _on_CopyEnded(self, event: CopyEnded) -> list[Command]:
+        if event.tag not in self._open:
+            self.stale += 1
+            return []
+        self._open.remove(event.tag)
+        if self.state is SendState.ENDING:
+            return self._end_if_quiet()
+        return [] if event.error is None else self._end(event.error, "transfer_failed")
+
+    def _on_GaveUp(self, event: GaveUp) -> list[Command]:
+        return self._end(event.reason, event.code)
+
+    def _on_PeerGone(self, event: PeerGone) -> list[Command]:
+        return self._end(event.reason, None)
+
+    def _on_LeaseOver(self, event: LeaseOver) -> list[Command]:
+        self._leased = False
+        return self._end(f"not fetched within {self.lease_s:g} s", "lease_ended")
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def _fetch(self, message: Fetch) -> list[Command]:
+        if self._asked:
+            self.stale += 1
+            return []
+        self._asked, self._decode = True, message.epoch
+        if self.state is SendState.NEW:
+            self._move(SendState.ASKED)
+            return self._lease()
+        if self.state is SendState.SEALED:
+            return [*self._lease(), self._manifest()]
+        if not self._blocks:
+            return []
+        return [Say(Ready(**self._ours(), first_block=0, blocks=tuple(self._blocks[i] for i in range(len(self._blocks)))))]
+
+    def _pull(self, message: Pull) -> list[Command]:
+        problem = self._problem(message.copies)
+        if problem is not None:
+            return self._end(problem, "transfer_failed")
+        for copy in message.copies:
+            self._open.add(copy.tag)
+            self.num_bytes += copy.num_bytes
+        sends = [PostSend(copy.region, copy.offset, copy.num_bytes, copy.tag) for copy in message.copies]
+        return [*(self._lease() if self.state is SendState.SEALED else []), *sends]
+
+    def _problem(self, copies: Iterable[Copy]) -> str | None:
+        if not self._asked:
+            return "pull before fetch"
+        tags = set(self._open)
+        for copy in copies:
+            if copy.tag in tags:
+                return f"tag {copy.tag} is in use"
+            tags.add(copy.tag)
+            if not self._lies_in_ready_pages(copy):
+                return f"{copy.num_bytes} bytes at {copy.offset} of {copy.region} are not in this request's ready pages"
+        return None
+
+    def _lies_in_ready_pages(self, copy: Copy) -> bool:
+        if copy.offset < 0 or copy.num_bytes < 1:
+            return False
+        end = copy.offset + copy.num_bytes
+        if copy.region == "slots":
+            size = self.fingerprint.slot_bytes
+            return self._sealed is not None and self._sealed.slot * size <= copy.offset and end <= (self._sealed.slot + 1) * size
+        size = self.fingerprint.block_bytes
+        return all(page in self._ready for page in range(copy.offset // size, (end - 1) // size + 1))
+
+    def _released(self, message: Release) -> list[Command]:
+        if self.state is SendState.NEW:
+            self._decode = message.epoch
+        return self._end(message.reason, None, ok=message.ok)
+
+    def _learn(self, first_block: int, blocks: tuple[int, ...]) -> None:
+        assert first_block <= len(self._blocks), f"blocks from {first_block} are ready before those from {len(self._blocks)}"
+        for index, block in enumerate(blocks, first_block):
+            assert self._blocks.get(index, block) == block, f"block {index} moved from {self._blocks[index]} to {block}"
+            self._blocks[index] = block
+            self._ready.add(block)
+
+    def _manifest(self) -> Say:
+        sealed = self._sealed
+        assert sealed is not None
+        return Say(
+            Manifest(
+                **self._ours(),
+                position=sealed.position,
+                token_digest=sealed.token_digest,
+                fingerprint=self.fingerprint,
+                blocks=sealed.blocks,
+                slot=sealed.slot,
+                block_checksums=sealed.block_checksums,
+                slot_checksum=sealed.slot_checksum,
+                lease_s=self.lease_s,
+                timing=sealed.timing,
+            )
+        )
+
+    def _lease(self) -> list[Command]:
+        self._leased = True
+        return [GrantLease(self.lease_s)]
+
+    def _without_lease(self) -> list[Command]:
+        leased, self._leased = self._leased, False
+        return [EndLease()] if leased else []
+
+    def _end(self, reason: str, code: ErrorCode | None, *, ok: bool = False) -> list[Command]:
+        """``code``: D must be told, if it asked. None: it was D who ended it, or D is gone."""
+        if self.state in (SendState.ENDING, SendState.ENDED):
+            return []
+        told = self._asked and code is not None
+        commands: list[Command] = self._without_lease()
+        if told:
+            commands.append(Say(HandoffFailed(**self._ours(), code=code, message=reason)))
+        self._ok, self._reason = ok, reason
+        self._move(SendState.ENDING)
+        return commands + self._end_if_quiet()
+
+    def _end_if_quiet(self) -> list[Command]:
+        if self._open:
+            return []
+        self._move(SendState.ENDED)
+        return [Ended(ok=self._ok, reason=self._reason)]
+
+    def _ours(self) -> dict[str, object]:
+        return {"epoch": self.epoch, "request_id": self.key.request_id, "generation": self.key.generation}

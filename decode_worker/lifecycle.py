@@ -204,8 +204,6 @@ class DecodeLife(Lifecycle[State, Event, Command]):
         return [TellRefused(event.code, event.message)]
 
     def _on_complete(self, event: HandoffComplete) -> list[Command]:
-        if self.state is State.ABANDONING:  # the cancel crossed the last byte
-            return []
         self.state = State.LANDING
         self._mark = event.manifest_at
         self._timing = event.prefill.model_copy(update={"transfer_bytes": event.num_bytes})
@@ -219,8 +217,6 @@ class DecodeLife(Lifecycle[State, Event, Command]):
         return []
 
     def _on_broken(self, event: HandoffBroken) -> list[Command]:
-        if self.state is State.ABANDONING:
-            return []
         self.state = State.ABANDONING
         return [TellFailed(event.code, event.message)]
 
@@ -295,8 +291,6 @@ class DecodeLife(Lifecycle[State, Event, Command]):
             CancelAsked: {State.ENDED},
         },
         State.ABANDONING: {
-            HandoffComplete: {State.ABANDONING},
-            HandoffBroken: {State.ABANDONING},
             HandoffClosed: {State.ENDED},
             CancelAsked: {State.ABANDONING},
         },

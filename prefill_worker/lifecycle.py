@@ -65,8 +65,7 @@ class HandoffOver:
     """The hand-off has told the peer its ending and no send is in flight."""
 
     ok: bool
-    code: ErrorCode
-    message: str
+    reason: str
 
 
 Event = Started | BlocksReady | Sealed | EngineFailed | CancelAsked | HandoffOver
@@ -166,7 +165,7 @@ class PrefillLife(Lifecycle[State, Event, Command]):
 
     def _on_handoff_over(self, event: HandoffOver) -> list[Command]:
         unsealed = self.state in (State.QUEUED, State.RUNNING)
-        told: list[Command] = [TellFailed(event.code, event.message)] if unsealed else []
+        told: list[Command] = [TellFailed("transfer_failed", event.reason)] if unsealed else []
         self.state = State.ENDED
         return [*told, FreePages(self._sealed)] if self._in_engine else told
 

@@ -56,7 +56,6 @@ class World:
         self.in_engine = False
         self.receiving = False
         """Receives into reserved pages may be posted."""
-        self.broken = False
 
     def possible(self) -> list[Event]:
         state = self.life.state
@@ -68,8 +67,7 @@ class World:
             return [Landed(4.0), EngineFailed("a tag is wrong"), CancelAsked()]
         if state is State.ACTIVE:
             return [TokensOut(5.0, TOKENS), EngineFinished(FINISHED), EngineFailed("a fault"), CancelAsked(), PrefillStarted(2.0)]
-        crossed: list[Event] = [] if self.broken else [COMPLETE, HandoffBroken("prefill_lost", "gone")]
-        return [HandoffClosed(), CancelAsked(), *crossed]
+        return [HandoffClosed(), CancelAsked()]
 
     def happen(self, event: Event) -> None:
         match event:
@@ -80,9 +78,7 @@ class World:
             case HandoffClosed():
                 self.receiving = False
             case HandoffComplete():
-                self.receiving, self.broken = False, True
-            case HandoffBroken():
-                self.broken = True
+                self.receiving = False
         for command in self.life.handle(event):
             self.commands.append(command)
             match command:
@@ -144,11 +140,11 @@ def test_a_lost_peer_is_told_at_once_and_pages_follow() -> None:
     assert life.handle(HandoffClosed()) == [FreePages()]
 
 
-def test_a_cancel_that_crosses_the_last_byte_lands_nothing() -> None:
+def test_a_cancelled_fetch_gives_pages_back_when_receives_have_ended() -> None:
     life = DecodeLife(KEY, remote=True, arrived_at=0.0)
     life.handle(Taken(1.0))
     assert [type(command) for command in life.handle(CancelAsked())] == [TellCancelled, AbandonHandoff]
-    assert life.handle(COMPLETE) == []
+    assert life.state is State.ABANDONING
     assert life.handle(HandoffClosed()) == [FreePages()]
 
 

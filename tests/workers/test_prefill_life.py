@@ -34,7 +34,7 @@ from protocol.messages import Timing
 KEY = RequestKey(RequestId("r"), 0)
 READY = ReadyEvent(key=KEY, first_block=0, blocks=(3,))
 SEALED = SealedEvent(key=KEY, position=20, blocks=(3, 4), slot=1)
-OVER = HandoffOver(ok=True, code="internal", message="released")
+OVER = HandoffOver(ok=True, reason="released")
 ENDINGS = (TellDone, TellFailed, TellCancelled)
 
 
@@ -55,7 +55,7 @@ class World:
         if self.in_engine and self.progress < 3:
             events += [(Started(11.0), BlocksReady(READY), Sealed(13.0, SEALED))[self.progress], EngineFailed("a fault")]
         if self.handoff_open:
-            events.append(HandoffOver(ok=self.progress == 3, code="transfer_failed", message="over"))
+            events.append(HandoffOver(ok=self.progress == 3, reason="over"))
         return events
 
     def happen(self, event: Event) -> None:
@@ -116,8 +116,8 @@ def test_cancel_waits_for_sends() -> None:
 def test_lost_peer_fails_the_request_and_stops_the_engine() -> None:
     life = PrefillLife(KEY, arrived_at=0.0)
     life.handle(Started(1.0))
-    commands = life.handle(HandoffOver(ok=False, code="decode_lost", message="the decode worker is gone"))
-    assert commands == [TellFailed("decode_lost", "the decode worker is gone"), FreePages(sealed=False)]
+    commands = life.handle(HandoffOver(ok=False, reason="the decode worker is gone"))
+    assert commands == [TellFailed("transfer_failed", "the decode worker is gone"), FreePages(sealed=False)]
 
 
 def test_an_illegal_event_tells_the_story() -> None:

@@ -69,6 +69,7 @@ class EngineCore:
         self.kernels = kernels.select(config.kernels, config.threads)
         if loaded is None:
             loaded = LoadedModel(*load_model(config.model, self.kernels.ops, torch_dtype(config.dtype), config.mtp))
+        self.loaded = loaded
         self.model_info = loaded.info
         dims = loaded.model.dims
         self.capacity = plan_capacity(config, dims, loaded.info)

@@ -246,7 +246,8 @@ def _lay_out(shapes: Iterable[_Shape], dtype: torch.dtype) -> tuple[PagePart, ..
 
 
 def _region(name: RegionName, tensor: Tensor, parts: tuple[PagePart, ...]) -> Region:
-    memory = tensor.view(-1).numpy().data.cast("B")
+    # A model without attention has blocks of no bytes, and a memoryview of nothing can't be cast.
+    memory = tensor.view(-1).numpy().data.cast("B") if tensor.numel() else memoryview(bytearray())
     return Region(name=name, num_pages=tensor.shape[0], page_bytes=tensor.shape[1] * tensor.element_size(), parts=parts, memory=memory)
 
 

@@ -165,6 +165,7 @@ class NativeOps:
         # fmt: on
 
     def paged_attention(self, query: Tensor, cache: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+        query, num_keys = query.contiguous(), rows.num_keys.contiguous()  # both are often slices of something wider
         tokens, heads, width = query.shape
         _, _, kv_heads, block_tokens, _ = cache.shape
         assert heads % kv_heads == 0
@@ -176,7 +177,7 @@ class NativeOps:
             out=out.data_ptr(),
             cu_tokens=_index(rows.cu_tokens),
             block_table=_index(rows.block_table),
-            num_keys=_index(rows.num_keys),
+            num_keys=_index(num_keys),
             rows=rows.block_table.shape[0],
             tokens=tokens,
             cache_step=cache.stride(0),

@@ -141,6 +141,7 @@ static void panels_task(const void *job, long task) {
 }
 
 static void run_products(const Product *products, long count, long k, long n, bool relu2, int threads) {
+    if (!count) return;
     const long panels = ceil_div(n, PANEL), wanted = max_long(1, 8 * threads / count);
     const long per_task = ceil_div(panels, wanted);
     const Products job = {products, count, k, n, per_task, ceil_div(panels, per_task), relu2};

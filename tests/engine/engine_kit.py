@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.config import EngineConfig
+import kernels
+from engine.config import EngineConfig, KernelChoice
 from engine.core import EngineCore, LoadedModel
 from engine.models.nemotron_h_config import parse_config
 from engine.models.parameters import model_parameters, mtp_parameters
@@ -39,7 +40,10 @@ def write_checkpoint(path: Path, *, mtp: bool = True, seed: int = 0) -> Path:
     generator = torch.Generator().manual_seed(seed)
     shapes = model_parameters(config) | mtp_parameters(config)
     weights = {name: _value(name, shape, generator) for name, shape in shapes.items()}
-    save_file({name if name.startswith("mtp.") else f"backbone.{name}".replace("backbone.lm_", "lm_"): w for name, w in weights.items()}, path / "model.safetensors")
+    save_file(
+        {name if name.startswith("mtp.") else f"backbone.{name}".replace("backbone.lm_", "lm_"): w for name, w in weights.items()},
+        path / "model.safetensors",
+    )
     (path / "config.json").write_text(json.dumps(raw))
     return path
 
@@ -156,3 +160,15 @@ class MakeCore:
         core = EngineCore(settings, self._loaded.get(cached))
         self._loaded[cached] = core.loaded
         return core
+
+
+def _available(choice: KernelChoice) -> bool:
+    try:
+        kernels.select(choice)
+    except ValueError:
+        return False
+    return True
+
+
+KERNELS = tuple(choice for choice in ("torch", "native") if _available(choice))
+"""The fast paths that this machine has built."""

@@ -54,9 +54,7 @@ def candidates(width: int) -> st.SearchStrategy[list[Candidate]]:
 
 
 @given(data=st.data(), width=st.integers(1, 8), extra=st.integers(0, 40), max_chunk=sizes)
-def test_shares_keep_the_budget_and_serve_the_one_that_waited_longest(
-    data: st.DataObject, width: int, extra: int, max_chunk: int
-) -> None:
+def test_shares_keep_the_budget_and_serve_the_one_that_waited_longest(data: st.DataObject, width: int, extra: int, max_chunk: int) -> None:
     asking = data.draw(candidates(width))
     shares = share_budget(asking, step_tokens=width + extra, max_chunk=max_chunk, grid=4)
     assert sum(shares) <= width + extra

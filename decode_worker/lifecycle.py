@@ -77,6 +77,11 @@ class Landed:
 
 
 @dataclass(frozen=True, slots=True)
+class LandFailed:
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillStarted:
     """Local prefill: the first chunk runs."""
 
@@ -113,6 +118,7 @@ Event = (
     | HandoffBroken
     | HandoffClosed
     | Landed
+    | LandFailed
     | PrefillStarted
     | TokensOut
     | EngineFinished
@@ -216,6 +222,10 @@ class DecodeLife(Lifecycle[State, Event, Command]):
         self._mark = event.at
         return []
 
+    def _on_land_failed(self, event: LandFailed) -> list[Command]:
+        self.state = State.ENDED
+        return [TellFailed("internal", event.message), FreePages()]
+
     def _on_broken(self, event: HandoffBroken) -> list[Command]:
         self.state = State.ABANDONING
         return [TellFailed(event.code, event.message)]
@@ -261,6 +271,7 @@ class DecodeLife(Lifecycle[State, Event, Command]):
         HandoffBroken: _on_broken,
         HandoffClosed: _on_closed,
         Landed: _on_landed,
+        LandFailed: _on_land_failed,
         PrefillStarted: _on_prefill_started,
         TokensOut: _on_tokens,
         EngineFinished: _on_finished,
@@ -280,7 +291,7 @@ class DecodeLife(Lifecycle[State, Event, Command]):
         },
         State.LANDING: {
             Landed: {State.ACTIVE},
-            EngineFailed: {State.ENDED},
+            LandFailed: {State.ENDED},
             CancelAsked: {State.ENDED},
         },
         State.ACTIVE: {

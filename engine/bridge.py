@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from engine.core import EngineCore
@@ -39,11 +40,16 @@ class EngineBridge:
         await asyncio.to_thread(self._thread.stop)
         self._failure.cancel()
 
-    async def call(self, function: Callable[[EngineCore], Result]) -> Result:
-        """``function(core)`` between two steps, in the order of the calls, even if the caller is cancelled meanwhile.
+    def ask(self, function: Callable[[EngineCore], Result], then: Callable[[Future[Result]], None]) -> None:
+        """``function(core)`` between two steps, in the order of the asking; then ``then`` on the loop with what came of it.
 
-        Raises what it raises, and EngineStopped when there's no engine any more.
+        In order with ``on_events``: what the engine does after ``function`` is told after ``then``. Its exception may be
+        EngineStopped: there's no engine any more.
         """
+        self._thread.call(function).add_done_callback(lambda future: self._post(then, future))
+
+    async def call(self, function: Callable[[EngineCore], Result]) -> Result:
+        """As ``ask``, for who needs no order. ``function`` runs even if the caller is cancelled meanwhile."""
         return await asyncio.shield(asyncio.wrap_future(self._thread.call(function)))
 
     async def watch(self) -> None:

@@ -1,11 +1,11 @@
-"""One request's life on a prefill worker: queued, running, sealed, closing, ended. Pure; the worker is its shell.
+"""One request's life on a prefill worker: asking, queued, running, sealed, closing, ended. Pure; the worker is its shell.
 
-The router hears exactly one ending: done (sealed), failed or cancelled. What the decode worker hears is the business of the
+The router hears exactly one ending: refused, done (sealed), failed or cancelled. What the decode worker hears is the business of the
 hand-off (``transfer``), which this machine feeds and closes; the pages go back only when the hand-off says that no send of
 theirs is in flight any more.
 
-    QUEUED ──Started──> RUNNING ──Sealed──> SEALED ──HandoffOver──> ENDED
-       └──────────────────┴── failed, cancelled ──> CLOSING ──HandoffOver──┘
+    ASKING ──Taken──> QUEUED ──Started──> RUNNING ──Sealed──> SEALED ──HandoffOver──> ENDED
+       └────────────────┴──────────────────┴── refused, failed, cancelled ──> CLOSING ──┘
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from protocol.messages import ErrorCode, Timing
 
 
 class State(Enum):
+    ASKING = auto()
+    """The engine was asked to take it."""
     QUEUED = auto()
     RUNNING = auto()
     SEALED = auto()
@@ -30,6 +32,17 @@ class State(Enum):
 
 
 # ---- events: times are seconds of the worker's monotonic clock -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The engine took the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotTaken:
+    code: ErrorCode
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +81,7 @@ class HandoffOver:
     reason: str
 
 
-Event = Started | BlocksReady | Sealed | EngineFailed | CancelAsked | HandoffOver
+Event = Taken | NotTaken | Started | BlocksReady | Sealed | EngineFailed | CancelAsked | HandoffOver
 
 # ---- commands --------------------------------------------------------------------------------------------------------
 
@@ -97,6 +110,12 @@ class CloseHandoff:
 
 
 @dataclass(frozen=True, slots=True)
+class TellRefused:
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellDone:
     timing: Timing
 
@@ -114,23 +133,32 @@ class TellCancelled:
 
 @dataclass(frozen=True, slots=True)
 class FreePages:
-    """Take the request out of the engine. ``sealed``: release the pinned pages, else cancel."""
-
-    sealed: bool
+    """Take the request out of the engine, whatever it does there."""
 
 
-Command = OfferBlocks | OfferSeal | CloseHandoff | TellDone | TellFailed | TellCancelled | FreePages
+Command = OfferBlocks | OfferSeal | CloseHandoff | TellRefused | TellDone | TellFailed | TellCancelled | FreePages
 
 
 class PrefillLife(Lifecycle[State, Event, Command]):
-    """Made when the engine has taken the request, at ``arrived_at``."""
+    """Made when the engine is asked to take the request, which arrived at ``arrived_at``."""
 
     def __init__(self, key: RequestKey, arrived_at: float) -> None:
-        super().__init__(f"prefill {key}", State.QUEUED)
+        super().__init__(f"prefill {key}", State.ASKING)
         self._arrived_at = arrived_at
         self._started_at = arrived_at
         self._in_engine = True
-        self._sealed = False
+
+    def _on_taken(self, event: Taken) -> list[Command]:
+        if self.state is State.ASKING:
+            self.state = State.QUEUED
+        return []
+
+    def _on_not_taken(self, event: NotTaken) -> list[Command]:
+        self._in_engine = False
+        if self.state is State.CLOSING:
+            return []
+        self.state = State.CLOSING
+        return [TellRefused(event.code, event.message), CloseHandoff(event.code, event.message)]
 
     def _on_started(self, event: Started) -> list[Command]:
         if self.state is State.QUEUED:
@@ -142,7 +170,6 @@ class PrefillLife(Lifecycle[State, Event, Command]):
         return [OfferBlocks(event.ready)] if self.state is State.RUNNING else []
 
     def _on_sealed(self, event: Sealed) -> list[Command]:
-        self._sealed = True
         if self.state is State.CLOSING:
             return []
         self.state = State.SEALED
@@ -164,12 +191,14 @@ class PrefillLife(Lifecycle[State, Event, Command]):
         return [*told, CloseHandoff("internal", "the request was cancelled")]
 
     def _on_handoff_over(self, event: HandoffOver) -> list[Command]:
-        unsealed = self.state in (State.QUEUED, State.RUNNING)
+        unsealed = self.state in (State.ASKING, State.QUEUED, State.RUNNING)
         told: list[Command] = [TellFailed("transfer_failed", event.reason)] if unsealed else []
         self.state = State.ENDED
-        return [*told, FreePages(self._sealed)] if self._in_engine else told
+        return [*told, FreePages()] if self._in_engine else told
 
     HANDLERS: ClassVar = {
+        Taken: _on_taken,
+        NotTaken: _on_not_taken,
         Started: _on_started,
         BlocksReady: _on_ready,
         Sealed: _on_sealed,
@@ -178,6 +207,12 @@ class PrefillLife(Lifecycle[State, Event, Command]):
         HandoffOver: _on_handoff_over,
     }
     MOVES: ClassVar = {
+        State.ASKING: {
+            Taken: {State.QUEUED},
+            NotTaken: {State.CLOSING},
+            CancelAsked: {State.CLOSING},
+            HandoffOver: {State.ENDED},
+        },
         State.QUEUED: {
             Started: {State.RUNNING},
             EngineFailed: {State.CLOSING},
@@ -198,6 +233,8 @@ class PrefillLife(Lifecycle[State, Event, Command]):
         },
         State.CLOSING: {
             # The engine goes on until the last send has ended and the pages may be taken from it.
+            Taken: {State.CLOSING},
+            NotTaken: {State.CLOSING},
             Started: {State.CLOSING},
             BlocksReady: {State.CLOSING},
             Sealed: {State.CLOSING},

@@ -22,6 +22,7 @@ from decode_worker.lifecycle import (
     HandoffComplete,
     Land,
     Landed,
+    LandFailed,
     NotTaken,
     PrefillStarted,
     State,
@@ -64,7 +65,7 @@ class World:
         if state is State.FETCHING:
             return [COMPLETE, HandoffBroken("prefill_lost", "gone"), CancelAsked()]
         if state is State.LANDING:
-            return [Landed(4.0), EngineFailed("a tag is wrong"), CancelAsked()]
+            return [Landed(4.0), LandFailed("a tag is wrong"), CancelAsked()]
         if state is State.ACTIVE:
             return [TokensOut(5.0, TOKENS), EngineFinished(FINISHED), EngineFailed("a fault"), CancelAsked(), PrefillStarted(2.0)]
         return [HandoffClosed(), CancelAsked()]

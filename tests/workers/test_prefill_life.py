@@ -17,15 +17,18 @@ from prefill_worker.lifecycle import (
     Event,
     FreePages,
     HandoffOver,
+    NotTaken,
     OfferBlocks,
     OfferSeal,
     PrefillLife,
     Sealed,
     Started,
     State,
+    Taken,
     TellCancelled,
     TellDone,
     TellFailed,
+    TellRefused,
 )
 from protocol.errors import IllegalTransition
 from protocol.ids import RequestId, RequestKey
@@ -35,7 +38,7 @@ KEY = RequestKey(RequestId("r"), 0)
 READY = ReadyEvent(key=KEY, first_block=0, blocks=(3,))
 SEALED = SealedEvent(key=KEY, position=20, blocks=(3, 4), slot=1)
 OVER = HandoffOver(ok=True, reason="released")
-ENDINGS = (TellDone, TellFailed, TellCancelled)
+ENDINGS = (TellRefused, TellDone, TellFailed, TellCancelled)
 
 
 class World:
@@ -52,19 +55,21 @@ class World:
         events: list[Event] = []
         if self.life.state is not State.ENDED:
             events.append(CancelAsked())
-        if self.in_engine and self.progress < 3:
-            events += [(Started(11.0), BlocksReady(READY), Sealed(13.0, SEALED))[self.progress], EngineFailed("a fault")]
+        if self.in_engine and self.progress == 0:
+            events += [Taken(), NotTaken("bad_request", "too long")]
+        elif self.in_engine and self.progress < 4:
+            events += [(Started(11.0), BlocksReady(READY), Sealed(13.0, SEALED))[self.progress - 1], EngineFailed("a fault")]
         if self.handoff_open:
-            events.append(HandoffOver(ok=self.progress == 3, reason="over"))
+            events.append(HandoffOver(ok=self.progress == 4, reason="over"))
         return events
 
     def happen(self, event: Event) -> None:
         match event:
             case HandoffOver():
                 self.handoff_open = False
-            case EngineFailed():
+            case EngineFailed() | NotTaken():
                 self.in_engine = False
-            case Started() | BlocksReady() | Sealed():
+            case Taken() | Started() | BlocksReady() | Sealed():
                 self.progress += 1
         commands = self.life.handle(event)
         self.commands += commands
@@ -80,7 +85,7 @@ class World:
 @given(st.data())
 def test_one_ending_and_no_leak_in_any_order(data: st.DataObject) -> None:
     world = World()
-    for _ in range(12):
+    for _ in range(14):
         if world.life.state is State.ENDED:
             break
         world.happen(data.draw(st.sampled_from(world.possible())))
@@ -97,33 +102,36 @@ def test_one_ending_and_no_leak_in_any_order(data: st.DataObject) -> None:
 
 def test_the_plain_story() -> None:
     life = PrefillLife(KEY, arrived_at=10.0)
+    assert life.handle(Taken()) == []
     assert life.handle(Started(10.5)) == []
     assert life.handle(BlocksReady(READY)) == [OfferBlocks(READY)]
     timing = Timing(queue_s=0.5, prefill_s=1.5)
     assert life.handle(Sealed(12.0, SEALED)) == [TellDone(timing), OfferSeal(SEALED, timing)]
-    assert life.handle(OVER) == [FreePages(sealed=True)]
+    assert life.handle(OVER) == [FreePages()]
     assert life.state is State.ENDED
 
 
 def test_cancel_waits_for_sends() -> None:
     life = PrefillLife(KEY, arrived_at=0.0)
+    life.handle(Taken())
     life.handle(Started(1.0))
     assert [type(command) for command in life.handle(CancelAsked())] == [TellCancelled, CloseHandoff]
     assert life.handle(Sealed(2.0, SEALED)) == []
-    assert life.handle(OVER) == [FreePages(sealed=True)]
+    assert life.handle(OVER) == [FreePages()]
 
 
 def test_lost_peer_fails_the_request_and_stops_the_engine() -> None:
     life = PrefillLife(KEY, arrived_at=0.0)
+    life.handle(Taken())
     life.handle(Started(1.0))
     commands = life.handle(HandoffOver(ok=False, reason="the decode worker is gone"))
-    assert commands == [TellFailed("transfer_failed", "the decode worker is gone"), FreePages(sealed=False)]
+    assert commands == [TellFailed("transfer_failed", "the decode worker is gone"), FreePages()]
 
 
 def test_an_illegal_event_tells_the_story() -> None:
     life = PrefillLife(KEY, arrived_at=0.0)
     life.handle(OVER)
-    with pytest.raises(IllegalTransition, match=r"(?s)Sealed is not allowed in state ENDED.*QUEUED -> ENDED"):
+    with pytest.raises(IllegalTransition, match=r"(?s)Sealed is not allowed in state ENDED.*ASKING -> ENDED"):
         life.handle(Sealed(2.0, SEALED))
 
 
@@ -136,6 +144,7 @@ def test_every_state_has_its_moves(state: State) -> None:
 
 def test_offers_stop_after_cancel() -> None:
     life = PrefillLife(KEY, arrived_at=0.0)
+    life.handle(Taken())
     life.handle(Started(1.0))
     life.handle(CancelAsked())
     assert life.handle(BlocksReady(READY)) == []

@@ -69,12 +69,12 @@ class Connection(Protocol):
         """``into``: writable bytes, at most the transport's ``max_message_bytes``."""
 
     def cancel(self, receive: Operation) -> None:
-        """Asks for the end of a receive. It ends later, by itself: with its bytes if they were on their way, else with TransferCancelled."""
+        """Asks for the end of a receive, which comes later: with its bytes if they were on their way, else with TransferCancelled."""
 
     def send(self, data: memoryview, tag: int) -> Operation: ...
 
     def close(self) -> None:
-        """Every open operation ends soon. May be called twice."""
+        """Every open operation ends before this returns. May be called twice. The peer isn't told: say goodbye by message."""
 
 
 class Transport(Protocol):

@@ -101,7 +101,8 @@ def _scan_chunk(tokens: Inputs, a: Tensor, state: Tensor) -> Tensor:
     """
     log_decay = (tokens.dt.double() * a.double()).cumsum(0).T  # [H, n]
     inputs = (tokens.dt[:, :, None] * tokens.x).transpose(0, 1)  # [H, n, P]
-    b, c = tokens.b.transpose(0, 1), tokens.c.transpose(0, 1)  # [H, n, N]
+    # Copies, because a matrix product may round otherwise when its operands lie at another alignment.
+    b, c = _by_head(tokens.b), _by_head(tokens.c)  # [H, n, N]
     decay = torch.exp((log_decay[:, :, None] - log_decay[:, None, :]).float().tril_()).tril_()  # zeros before exp, never an overflow
     from_inside = (c @ b.transpose(1, 2)).mul_(decay) @ inputs
     from_before = (c @ state.transpose(1, 2)) * torch.exp(log_decay.float())[:, :, None]
@@ -109,3 +110,8 @@ def _scan_chunk(tokens: Inputs, a: Tensor, state: Tensor) -> Tensor:
     state *= torch.exp(log_decay[:, -1].float())[:, None, None]
     state += (inputs * to_end[:, :, None]).transpose(1, 2) @ b
     return (from_inside + from_before).transpose(0, 1)
+
+
+def _by_head(tensor: Tensor) -> Tensor:
+    """[n, H, ·] -> [H, n, ·], always in memory of its own."""
+    return tensor.transpose(0, 1).clone(memory_format=torch.contiguous_format)

@@ -19,6 +19,8 @@ FEW_QUERIES = 8
 MANY_QUERIES = 64
 """Query tile for prompt chunks."""
 KEY_TILE = 128
+WIDTH_MULTIPLE = 8
+"""Heads are padded to this with zeros: odd widths leave edge columns that round otherwise in some rows of a product."""
 
 
 def paged_attention(query: Tensor, cache: Tensor, rows: AttentionRows, scale: float) -> Tensor:
@@ -38,7 +40,7 @@ def paged_attention(query: Tensor, cache: Tensor, rows: AttentionRows, scale: fl
 
 
 def _gather(cache: Tensor, blocks: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [V, tiles, KEY_TILE, D] of positions [0, last), zeros outside [first, last).
+    """Keys and values [V, tiles, KEY_TILE, D padded] of positions [0, last), zeros outside [first, last).
 
     What lies outside may be anything, NaN too, so it is not multiplied by zero but replaced.
     """
@@ -46,21 +48,22 @@ def _gather(cache: Tensor, blocks: Tensor, first: int, last: int) -> tuple[Tenso
     used = blocks[: -(-last // block_tokens)].long()
     paged = cache[used].permute(1, 2, 0, 3, 4).flatten(2, 3)  # [2, V, positions, D]
     tiles = -(-last // KEY_TILE)
-    padded = paged.new_zeros(*paged.shape[:2], tiles * KEY_TILE, paged.shape[-1])
-    padded[:, :, first:last] = paged[:, :, first:last]
+    width = paged.shape[-1]
+    padded = paged.new_zeros(*paged.shape[:2], tiles * KEY_TILE, _padded(width))
+    padded[:, :, first:last, :width] = paged[:, :, first:last]
     keys, values = padded.view(*paged.shape[:2], tiles, KEY_TILE, -1)
     return keys, values
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, num_keys: Tensor, first: int, scale: float, tile: int) -> Tensor:
-    """query [n ≤ tile, A, D] over keys and values [V, tiles, KEY_TILE, D] -> [n, A, D]."""
+    """query [n ≤ tile, A, D] over keys and values [V, tiles, KEY_TILE, D padded] -> [n, A, D]."""
     num_queries, heads, width = query.shape
     kv_heads = keys.shape[0]
     tiles = max(1, -(-int(num_keys.max()) // KEY_TILE))
     keys, values = keys[:, :tiles], values[:, :tiles]
-    folded = query.new_zeros(kv_heads, tile, heads // kv_heads, width)
-    folded[:, :num_queries] = query.view(num_queries, kv_heads, -1, width).transpose(0, 1)
-    scores = folded.view(kv_heads, 1, -1, width).expand(-1, tiles, -1, -1) @ keys.transpose(2, 3)
+    folded = query.new_zeros(kv_heads, tile, heads // kv_heads, keys.shape[-1])
+    folded[:, :num_queries, :, :width] = query.view(num_queries, kv_heads, -1, width).transpose(0, 1)
+    scores = folded.view(kv_heads, 1, -1, keys.shape[-1]).expand(-1, tiles, -1, -1) @ keys.transpose(2, 3)
     scores = scores.view(kv_heads, tiles, tile, -1, KEY_TILE)[:, :, :num_queries] * scale
     position = torch.arange(tiles * KEY_TILE).view(tiles, 1, 1, KEY_TILE)
     hidden = (position < first) | (position >= num_keys[:, None, None])
@@ -71,10 +74,14 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, num_keys: Tensor, first
     padded = weights.new_zeros(kv_heads, tiles, tile, heads // kv_heads, KEY_TILE)
     padded[:, :, :num_queries] = weights
     mixed = _in_order(padded.view(kv_heads, tiles, -1, KEY_TILE) @ values)
-    mixed = mixed.view(kv_heads, tile, -1, width)[:, :num_queries] / total
+    mixed = mixed.view(kv_heads, tile, heads // kv_heads, -1)[:, :num_queries, :, :width] / total
     return mixed.transpose(0, 1).reshape(num_queries, heads, width)
 
 
 def _in_order(parts: Tensor) -> Tensor:
     """Sum over dimension 1, first to last: a running sum has one order, ``sum`` chooses its own by the length."""
     return parts.cumsum(1)[:, -1]
+
+
+def _padded(width: int) -> int:
+    return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE

@@ -42,7 +42,7 @@ class TorchOps:
 
     def gated_group_rms_norm(self, y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
         gated = silu(gate).mul_(y)
-        per_group = gated.view(*gated.shape[:-1], groups, -1)
+        per_group = gated.view(gated.shape[0], groups, gated.shape[1] // groups)
         return per_group.div_(_root_mean_square(per_group, eps)).flatten(-2).mul_(weight)
 
     def conv_prefill(self, x: Tensor, weight: Tensor, bias: Tensor | None, windows: Tensor, rows: PrefillRows) -> Tensor:

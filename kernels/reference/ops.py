@@ -97,7 +97,7 @@ class ReferenceOps:
 
     def gated_group_rms_norm(self, y: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
         gated = y * silu(gate)
-        per_group = gated.view(*gated.shape[:-1], groups, -1)
+        per_group = gated.view(gated.shape[0], groups, gated.shape[1] // groups)
         normed = per_group / torch.sqrt((per_group * per_group).mean(-1, keepdim=True) + eps)
         return normed.flatten(-2) * weight
 

@@ -6,7 +6,8 @@
  *
  * Rows are worked on in groups of at most 6 (6 x 16 sums fill the registers). With one group a panel streams through once;
  * with more, the panel is taken in pieces of DEPTH that stay in the nearest cache while all groups pass, and partial sums
- * wait in the output, which costs no rounding. Many rows are repacked first as [group][k][rows of the group].
+ * wait in the output, which costs no rounding. While the groups pass over a piece they fetch the next one, a share each, so
+ * that memory and arithmetic overlap. Many rows are repacked first as [group][k][rows of the group].
  */
 #include "native.h"
 #include "simd.h"
@@ -14,10 +15,12 @@
 enum {
     PANEL = 16,        /* output columns of a panel */
     MAX_GROUP = 6,     /* rows of a group */
-    DEPTH = 256,       /* k's of a panel piece: 16 KiB, half of a first-level cache */
-    BLOCK_GROUPS = 40, /* groups whose piece of the input (240 KiB) stays in the second-level cache */
+    LINE = 64,         /* bytes of a cache line, and of one k of a panel */
+    DEPTH = 192,       /* k's of a panel piece: 12 KiB, so that two fit into a first-level cache */
+    BLOCK_GROUPS = 40, /* groups whose piece of the input (180 KiB) stays in the second-level cache */
+    STAYING = 65536,   /* floats of a whole input that stay in the second-level cache */
     MAX_PLAIN_ROWS = 12, /* up to here rows are read where they lie */
-    PREFETCH = 40,     /* panel lines (64 bytes) ahead */
+    AHEAD = 40,        /* lines to fetch ahead where a panel streams through once */
 };
 
 /* How m rows are cut into groups of nearly equal size. */
@@ -34,15 +37,30 @@ static long group_rows(Groups g, long i) { return g.size + (i < g.larger); }
 
 /* ---- one tile: up to 6 rows x 16 columns ---- */
 
+typedef struct {
+    const float *a;    /* rows of the input, or a packed group */
+    long a_step;       /* floats from row to row; unused when packed */
+    const float *w;    /* panel piece */
+    long depth;        /* its k's */
+    float *c;
+    long c_step;
+    bool first;        /* begin with 0 instead of c */
+    const char *fetch; /* what to prefetch meanwhile, and how many bytes to go on for each k */
+    long fetch_step;
+} Tile;
+
 /* c[r][0..16) (+)= sum over i of a[r·row_step + i·k_step] · w[i][0..16) for r < rows, which must be a constant. */
-INLINE void tile(const int rows, const float *a, long row_step, long k_step, const float *w, long depth, float *c, long c_step, bool first) {
+INLINE void tile(const int rows, const Tile *t, long row_step, long k_step) {
     v8 low[MAX_GROUP], high[MAX_GROUP];
+    const float *a = t->a, *w = t->w;
+    const char *fetch = t->fetch;
+    const long depth = t->depth, fetch_step = t->fetch_step;
     UNROLL for (int r = 0; r < rows; r++) {
-        low[r] = first ? v8_zero() : v8_load(c + r * c_step);
-        high[r] = first ? v8_zero() : v8_load(c + r * c_step + LANES);
+        low[r] = t->first ? v8_zero() : v8_load(t->c + r * t->c_step);
+        high[r] = t->first ? v8_zero() : v8_load(t->c + r * t->c_step + LANES);
     }
     for (long i = 0; i < depth; i++) {
-        __builtin_prefetch(w + PREFETCH * PANEL);
+        __builtin_prefetch(fetch);
         const v8 w0 = v8_load(w), w1 = v8_load(w + LANES);
         UNROLL for (int r = 0; r < rows; r++) {
             const v8 x = v8_set1(a[r * row_step]);
@@ -51,23 +69,19 @@ INLINE void tile(const int rows, const float *a, long row_step, long k_step, con
         }
         a += k_step;
         w += PANEL;
+        fetch += fetch_step;
     }
     UNROLL for (int r = 0; r < rows; r++) {
-        v8_store(c + r * c_step, low[r]);
-        v8_store(c + r * c_step + LANES, high[r]);
+        v8_store(t->c + r * t->c_step, low[r]);
+        v8_store(t->c + r * t->c_step + LANES, high[r]);
     }
 }
 
-typedef void (*tile_fn)(const float *a, long lda, const float *w, long depth, float *c, long c_step, bool first);
+typedef void (*tile_fn)(const Tile *t);
 
 #define TILE(rows) \
-    static void plain_tile_##rows(const float *a, long lda, const float *w, long depth, float *c, long c_step, bool first) { \
-        tile(rows, a, lda, 1, w, depth, c, c_step, first); \
-    } \
-    static void packed_tile_##rows(const float *a, long lda, const float *w, long depth, float *c, long c_step, bool first) { \
-        (void)lda; \
-        tile(rows, a, 1, rows, w, depth, c, c_step, first); \
-    }
+    static void plain_tile_##rows(const Tile *t) { tile(rows, t, t->a_step, 1); } \
+    static void packed_tile_##rows(const Tile *t) { tile(rows, t, 1, rows); }
 TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
 
 static const tile_fn plain_tiles[] = {NULL, plain_tile_1, plain_tile_2, plain_tile_3, plain_tile_4, plain_tile_5, plain_tile_6};
@@ -101,29 +115,57 @@ static void square_positive_part(float *c, long columns) {
 }
 
 /* The last panel may be narrower than a tile: it goes through a full-width copy. */
-static void narrow_tile(tile_fn fn, const float *a, long lda, const float *w, long depth, float *c, long n, long rows, long columns, bool first) {
-    float wide[MAX_GROUP * PANEL] = {0};
-    for (long r = 0; r < rows && !first; r++) memcpy(wide + r * PANEL, c + r * n, sizeof(float) * columns);
-    fn(a, lda, w, depth, wide, PANEL, first);
-    for (long r = 0; r < rows; r++) memcpy(c + r * n, wide + r * PANEL, sizeof(float) * columns);
+static void narrow_tile(tile_fn fn, Tile t, long rows, long columns) {
+    float wide[MAX_GROUP * PANEL] = {0}, *c = t.c;
+    const long c_step = t.c_step;
+    for (long r = 0; r < rows && !t.first; r++) memcpy(wide + r * PANEL, c + r * c_step, sizeof(float) * columns);
+    t.c = wide;
+    t.c_step = PANEL;
+    fn(&t);
+    for (long r = 0; r < rows; r++) memcpy(c + r * c_step, wide + r * PANEL, sizeof(float) * columns);
 }
 
-/* A piece of a panel times some groups. */
-static void panel_piece(const Products *j, const Product *p, Groups groups, long from, long to, long panel, long at, long depth) {
+/* k's [at, at + depth) of a panel, times the groups [from, to). The next piece to fetch lies `next` floats further on. */
+static void panel_piece(const Products *j, const Product *p, Groups groups, long from, long to, long panel, long at, long depth, long next) {
     const bool packed = p->rows > MAX_PLAIN_ROWS, last = at + depth == j->k;
     const float *w = p->w + (panel * j->k + at) * PANEL;
-    const long columns = min_long(PANEL, j->n - panel * PANEL);
+    const long columns = min_long(PANEL, j->n - panel * PANEL), share = LINE / (to - from);
     for (long g = from; g < to; g++) {
         const long row = group_start(groups, g), rows = group_rows(groups, g);
-        const float *a = p->a + row * j->k + (packed ? at * rows : at);
+        const Tile t = {
+            .a = p->a + row * j->k + (packed ? at * rows : at),
+            .a_step = j->k,
+            .w = w,
+            .depth = depth,
+            .c = p->out + row * j->n + panel * PANEL,
+            .c_step = j->n,
+            .first = at == 0,
+            .fetch = (const char *)(w + next) + (g - from) * share * depth,
+            .fetch_step = share,
+        };
         const tile_fn fn = packed ? packed_tiles[rows] : plain_tiles[rows];
-        float *c = p->out + row * j->n + panel * PANEL;
         if (columns == PANEL)
-            fn(a, j->k, w, depth, c, j->n, at == 0);
+            fn(&t);
         else
-            narrow_tile(fn, a, j->k, w, depth, c, j->n, rows, columns, at == 0);
-        for (long r = 0; r < rows && last && j->relu2; r++) square_positive_part(c + r * j->n, columns);
+            narrow_tile(fn, t, rows, columns);
+        for (long r = 0; r < rows && last && j->relu2; r++) square_positive_part(t.c + r * j->n, columns);
     }
+}
+
+/* Panels [first, end) one after the other: the weights stream from start to end. For inputs that stay in a cache. */
+static void panel_by_panel(const Products *j, const Product *p, Groups groups, long first, long end) {
+    const long depth = groups.count == 1 ? j->k : DEPTH;
+    for (long panel = first; panel < end; panel++)
+        for (long at = 0; at < j->k; at += depth)
+            panel_piece(j, p, groups, 0, groups.count, panel, at, min_long(depth, j->k - at), (groups.count == 1 ? AHEAD : depth) * PANEL);
+}
+
+/* Some groups and k's after the others, so that their piece of the input stays in a cache while all panels pass. */
+static void block_by_block(const Products *j, const Product *p, Groups groups, long first, long end) {
+    for (long from = 0; from < groups.count; from += BLOCK_GROUPS)
+        for (long at = 0; at < j->k; at += DEPTH)
+            for (long panel = first; panel < end; panel++)
+                panel_piece(j, p, groups, from, min_long(from + BLOCK_GROUPS, groups.count), panel, at, min_long(DEPTH, j->k - at), j->k * PANEL);
 }
 
 static void panels_task(const void *job, long task) {
@@ -132,12 +174,7 @@ static void panels_task(const void *job, long task) {
     if (!p->rows) return;
     const long first = task % j->tasks_per_product * j->panels_per_task;
     const long end = min_long(first + j->panels_per_task, ceil_div(j->n, PANEL));
-    const Groups groups = cut_rows(p->rows);
-    const long depth = groups.count == 1 ? j->k : DEPTH;
-    for (long from = 0; from < groups.count; from += BLOCK_GROUPS)
-        for (long at = 0; at < j->k; at += depth)
-            for (long panel = first; panel < end; panel++)
-                panel_piece(j, p, groups, from, min_long(from + BLOCK_GROUPS, groups.count), panel, at, min_long(depth, j->k - at));
+    (p->rows * j->k <= STAYING ? panel_by_panel : block_by_block)(j, p, cut_rows(p->rows), first, end);
 }
 
 static void run_products(const Product *products, long count, long k, long n, bool relu2, int threads) {

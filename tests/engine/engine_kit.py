@@ -155,7 +155,8 @@ class MakeCore:
         self._loaded: dict[tuple[str, bool | None], LoadedModel] = {}
 
     def __call__(self, **config: Any) -> EngineCore:
-        settings = EngineConfig(**({"model": self._path, "block_tokens": 4, "kernels": "torch", "kv_blocks": 200} | config))
+        merged: dict[str, Any] = {"model": self._path, "block_tokens": 4, "kernels": "torch", "kv_blocks": 200} | config
+        settings = EngineConfig(**merged)
         cached = (settings.kernels, settings.mtp)
         core = EngineCore(settings, self._loaded.get(cached))
         self._loaded[cached] = core.loaded

@@ -131,7 +131,7 @@ def test_endings_fall_where_single_steps_put_them(make_core: MakeCore, speculati
 
 def test_eos_ends_a_request_unless_it_is_ignored(make_core: MakeCore) -> None:
     drive = Drive(make_core(speculation=3))
-    likes_eos = {"logit_bias": {1: 100.0}, "max_tokens": 9}
+    likes_eos: dict[str, Any] = {"logit_bias": {1: 100.0}, "max_tokens": 9}
     assert drive.outputs([request("eos", prompt(6), ignore_eos=False, **likes_eos)]) == [[1]]
     assert drive.outputs([request("min", prompt(6), ignore_eos=False, min_tokens=4, **likes_eos)])[0][-1] == 1
     assert len(drive.told[key("min")].tokens) == 5

@@ -19,13 +19,13 @@ from protocol.messages import (
     DecodeToPrefill,
     Fetch,
     Fingerprint,
+    Message,
     PairBye,
     PairHello,
     PairRefused,
     PairWelcome,
     PeerPing,
     PeerPong,
-    PrefillToDecode,
     Pull,
     Release,
 )
@@ -67,9 +67,12 @@ class DecodePeers:
         self._peers: dict[Epoch, DecodePeer] = {}
         self._outbox: asyncio.Queue[tuple[Epoch, bytes]] = asyncio.Queue()
 
-    def say(self, to: Epoch, message: PrefillToDecode) -> None:
+    def say(self, to: Epoch, message: Message) -> None:
         """In order, never blocks. A peer that can't be reached is lost."""
         self._outbox.put_nowait((to, encode(message)))
+
+    def is_paired(self, epoch: Epoch) -> bool:
+        return epoch in self._peers
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -161,8 +164,8 @@ class DecodePeers:
         if peer is None:
             return
         log.warning("lost decode worker %s: %s", epoch, reason)
-        peer.connection.close()
         self._on_lost(epoch, reason)
+        peer.connection.close()  # ends what is still in flight
 
     async def _watch(self) -> None:
         """Peers ping; one that doesn't is lost. When this process itself was stopped for a while, they get another chance."""

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar
 
-from protocol.errors import FingerprintMismatch
+from protocol.errors import PeerLost, TransferError
 from protocol.ids import Epoch, RequestKey
 from protocol.messages import Copy, ErrorCode, Fetch, Fingerprint, HandoffFailed, Manifest, Pull, Ready, Release
 from transfer.commands import CancelReceives, Commit, Ended, Fail, PostReceive, Say, Verify
+from transfer.fingerprint import first_difference
 from transfer.lifecycle import Lifecycle
 from transfer.plan import PlannedCopy, blocks_for, plan_pages
 
@@ -53,7 +54,7 @@ class CopyEnded:
     """A posted receive is over and won't write any more. ``error`` None: all of its bytes arrived."""
 
     tag: int
-    error: str | None = None
+    error: TransferError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
         if self.state is ReceiveState.ENDING:
             return self._end_if_quiet()
         if event.error is not None:
-            return self._give_up("transfer_failed", event.error)
+            return self._give_up("prefill_lost" if isinstance(event.error, PeerLost) else "transfer_failed", str(event.error))
         return self._verify_if_complete()
 
     def _on_Verified(self, event: Verified) -> list[Command]:
@@ -234,10 +235,9 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
 
     def _mismatch(self, manifest: Manifest) -> tuple[ErrorCode, str] | None:
         ours = self.reservation
-        for name in Fingerprint.model_fields:
-            here, there = getattr(ours.fingerprint, name), getattr(manifest.fingerprint, name)
-            if here != there:
-                return "mismatch", str(FingerprintMismatch(name, here, there))
+        difference = first_difference(ours.fingerprint, manifest.fingerprint)
+        if difference is not None:
+            return "mismatch", str(difference)
         if manifest.position != ours.position:
             return "mismatch", f"the manifest is for position {manifest.position}, not {ours.position}"
         if manifest.token_digest != ours.token_digest:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
 
+from protocol.errors import TransferError
 from protocol.ids import Epoch, RequestKey
 from protocol.messages import Copy, ErrorCode, Fetch, Fingerprint, HandoffFailed, Manifest, Pull, Ready, Release, Timing
 from transfer.commands import Compute, Ended, EndLease, GrantLease, PostSend, Refuse, Say
@@ -73,7 +74,7 @@ class CopyEnded:
     """A posted send doesn't read its pages any more."""
 
     tag: int
-    error: str | None = None
+    error: TransferError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class HandoffSender(Lifecycle[SendState]):
         self._open.remove(event.tag)
         if self.state is SendState.ENDING:
             return self._end_if_quiet()
-        return [] if event.error is None else self._end(event.error, "transfer_failed")
+        return [] if event.error is None else self._end(str(event.error), "transfer_failed")
 
     def _on_GaveUp(self, event: GaveUp) -> list[Command]:
         return self._end(event.reason, event.code)

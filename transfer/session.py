@@ -92,7 +92,7 @@ class ReceiveSession:
         self._open.pop(command.tag, None)
         if operation.error is None and self.machine.reservation.checksums:
             self._arriving[command.region].arrived(command.offset, command.num_bytes)
-        self.feed(receive.CopyEnded(command.tag, None if operation.error is None else str(operation.error)))
+        self.feed(receive.CopyEnded(command.tag, operation.error))
 
     def _verify(self, command: Verify) -> None:
         blocks = tuple(self._checksum("blocks", block) for block in command.blocks)
@@ -132,4 +132,4 @@ class SendSession:
         assert self.connection is not None, "D pulls from a P that isn't connected to it"
         memory = self._layout.region(command.region).memory[command.offset : command.offset + command.num_bytes]
         operation = self.connection.send(memory, command.tag)
-        operation.when_finished(lambda ended: self.feed(send.CopyEnded(ended.tag, None if ended.error is None else str(ended.error))))
+        operation.when_finished(lambda ended: self.feed(send.CopyEnded(ended.tag, ended.error)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +61,7 @@ def _value(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
         return 1 + 0.1 * noise
     if "embeddings" in name or "lm_head" in name or len(shape) == 1 or "conv1d" in name:
         return noise
-    return (0.15 if "mtp" in name else 0.35) * noise / shape[-1] ** 0.5
+    return noise * ((0.15 if "mtp" in name else 0.35) / math.sqrt(shape[-1]))
 
 
 def key(name: str | int, generation: int = 0) -> RequestKey:

@@ -25,12 +25,13 @@ def pools(num_blocks: int = 7, num_slots: int = 6, dtype: torch.dtype = torch.fl
 def test_free_runs_are_a_set_of_pages(count: int, data: st.DataObject) -> None:
     runs, model, held = FreeRuns(1, count), set(range(1, count + 1)), set[int]()
     for _ in range(data.draw(st.integers(0, 15))):
-        if held and data.draw(st.booleans()):
+        give: bool = data.draw(st.booleans())
+        if held and give:
             back = set(data.draw(st.lists(st.sampled_from(sorted(held)), unique=True)))
             runs.give(back)
             held, model = held - back, model | back
         else:
-            wanted = data.draw(st.integers(0, len(model)))
+            wanted: int = data.draw(st.integers(0, len(model)))
             taken = runs.take(wanted, data.draw(st.none() | st.integers(0, count)))
             assert len(taken) == len(set(taken)) == wanted
             assert set(taken) <= model

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from protocol.codec import decode_from_p, encode
 from protocol.errors import FingerprintMismatch, PeerLost, TransferError, WireError
@@ -70,12 +71,15 @@ class Ourselves:
 
 
 class PrefillPeers:
-    def __init__(self, ourselves: Ourselves, callbacks: Callbacks) -> None:
-        self._ourselves, self._callbacks = ourselves, callbacks
+    def __init__(
+        self, ourselves: Ourselves, callbacks: Callbacks, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    ) -> None:
+        """``spawn``: start a task whose failure is the worker's."""
+        self._ourselves, self._callbacks, self._spawn = ourselves, callbacks, spawn
         self._peers: dict[Epoch, PrefillPeer] = {}
         self._tasks: dict[Epoch, asyncio.Task[None]] = {}
 
-    def update(self, places: tuple[PrefillPlace, ...], spawn: Callable[[PrefillPeer], asyncio.Task[None]]) -> None:
+    def update(self, places: tuple[PrefillPlace, ...]) -> None:
         """The router's word on who lives: dial the new ones, drop the others."""
         named = {place.epoch: place for place in places}
         for epoch in self._peers.keys() - named.keys():
@@ -84,11 +88,16 @@ class PrefillPeers:
         for epoch in named.keys() - self._peers.keys():
             peer = PrefillPeer(named[epoch], self._ourselves, self._callbacks)
             self._peers[epoch] = peer
-            self._tasks[epoch] = spawn(peer)
+            self._tasks[epoch] = self._spawn(peer.run())
 
     async def leave(self) -> None:
+        """Say goodbye to all; ``close`` afterwards."""
         for peer in list(self._peers.values()):
             await peer.leave()
+
+    def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
 
     def connection(self, epoch: Epoch) -> Connection | None:
         """None: not paired (any more)."""

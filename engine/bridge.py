@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+import torch
+
 from engine.core import EngineCore
 from engine.request import EngineEvent
 from engine.thread import EngineThread
@@ -33,6 +35,9 @@ class EngineBridge:
         self.counters: dict[str, float] = core.counters()
 
     def start(self) -> None:
+        """The number of torch's threads is a thread's own: the engine's gets what was chosen when the core was built."""
+        num_threads = torch.get_num_threads()
+        self._thread.call(lambda _: torch.set_num_threads(num_threads))
         self._thread.start()
 
     async def stop(self) -> None:

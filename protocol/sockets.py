@@ -47,9 +47,9 @@ class _Socket:
             return False
         return True
 
-    def close(self) -> None:
-        """Drops what wasn't sent yet. May be called twice. A pending ``recv`` is cancelled."""
-        self._socket.close()
+    def close(self, linger_ms: int = 0) -> None:
+        """Drops what wasn't sent within ``linger_ms``. May be called twice. A pending ``recv`` is cancelled."""
+        self._socket.close(linger_ms)
         if self._owned:
             self._context.term()
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from protocol.codec import decode_from_router, encode
 from protocol.errors import Unwelcomed, WireError
@@ -32,6 +33,8 @@ from protocol.sockets import HEARTBEAT_S, Link
 
 FIRST_COMPLAINT_S = 2.0
 NEXT_COMPLAINT_S = 10.0
+GOODBYE_MS = 500
+"""How long the last messages may take to leave this host."""
 HELLO_AGAIN_S = 3.0
 """A hello that nobody answered for this long is repeated: the router may have died with it."""
 
@@ -45,7 +48,7 @@ class WorkerLink:
     """One worker's link to the router.
 
     ``on_message`` gets the orders of the router that welcomed us; ``on_router_gone`` is called when that router has forgotten us or
-    is another process now: nobody wants the results of its requests any more.
+    is another process now: nobody wants the results of its requests any more. ``health_file`` is touched with each heartbeat.
     """
 
     def __init__(
@@ -56,12 +59,14 @@ class WorkerLink:
         heartbeat: Callable[[], Heartbeat],
         on_message: Callable[[Order], None],
         on_router_gone: Callable[[], None],
+        health_file: Path | None = None,
     ) -> None:
         self._link = link
         self._hello = hello
         self._heartbeat = heartbeat
         self._on_message = on_message
         self._on_router_gone = on_router_gone
+        self._health_file = health_file
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._router: Epoch | None = None
         """The router that welcomed us last."""
@@ -70,6 +75,7 @@ class WorkerLink:
         """The opposite of ``_welcome``."""
         self._forgotten.set()
         self._heartbeat_s = HEARTBEAT_S
+        self._linger_ms = 0
 
     def send(self, message: Message) -> None:
         """In order, never blocks."""
@@ -79,6 +85,8 @@ class WorkerLink:
         """A heartbeat out of turn: something changed that the router should know at once."""
         if self._welcome.is_set():
             self.send(self._heartbeat())
+            if self._health_file is not None:
+                self._health_file.touch()
 
     @property
     def welcomed(self) -> bool:
@@ -96,12 +104,13 @@ class WorkerLink:
             raise group.exceptions[0] from None
 
     async def leave(self) -> None:
-        """Goodbye, and all that was sent before it, is with the transport. Call while ``run`` runs."""
+        """Goodbye, after all that was sent before it. Call while ``run`` runs, and ``close`` afterwards."""
         self.send(Goodbye(epoch=self._hello.epoch))
         await self._outbox.join()
+        self._linger_ms = GOODBYE_MS
 
     def close(self) -> None:
-        self._link.close()
+        self._link.close(self._linger_ms)
 
     async def _send_outbox(self) -> None:
         while True:
@@ -174,5 +183,5 @@ class WorkerLink:
     async def _beat(self) -> None:
         while True:
             await self._welcome.wait()
-            self.send(self._heartbeat())
+            self.beat()
             await asyncio.sleep(self._heartbeat_s)

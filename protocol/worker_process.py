@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from protocol.errors import CheckpointError, ConfigError, Unwelcomed
+from protocol.worker_link import WorkerLink
 
 EXIT_OK = 0
 EXIT_AT_ONCE = 1
@@ -20,6 +24,9 @@ EXIT_WRONG_SETTING = 2
 EXIT_UNWELCOME = 3
 INTERRUPT_LIMIT_S = 5.0
 """Ctrl-C drains like SIGTERM, but nobody at a terminal waits long."""
+LAST_CHANCE_S = 2.0
+"""After a drain that took too long: what was cancelled then has this long to end."""
+CHECK_S = 0.05
 
 log = logging.getLogger("baton.process")
 
@@ -56,13 +63,14 @@ class Departure:
     async def wait(self) -> None:
         await self._asked.wait()
 
-    def listen(self, main: asyncio.Task[None]) -> None:
-        """SIGTERM and SIGINT from now on."""
-        loop = asyncio.get_running_loop()
+    def listen(self) -> None:
+        """To SIGTERM and SIGINT from now on. The current task is ``main``."""
+        loop, main = asyncio.get_running_loop(), asyncio.current_task()
+        assert main is not None
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number, main)
 
-    def _on_signal(self, number: signal.Signals, main: asyncio.Task[None]) -> None:
+    def _on_signal(self, number: signal.Signals, main: asyncio.Task[Any]) -> None:
         if self.asked:
             log.warning("%s again: leaving at once", number.name)
             main.cancel()
@@ -71,23 +79,83 @@ class Departure:
         self.ask(INTERRUPT_LIMIT_S if number is signal.SIGINT else None)
 
 
-def run_process(name: str, main: Callable[[], Awaitable[None]]) -> int:
+class Work(Protocol):
+    """A worker's requests, as far as leaving needs to know."""
+
+    @property
+    def num_open(self) -> int:
+        """Requests and hand-offs that haven't ended."""
+
+    def drain(self) -> None:
+        """Take nothing new."""
+
+    def cancel_all(self) -> None: ...
+
+
+async def serve(
+    parts: Sequence[Coroutine[Any, Any, None]], *, tasks: asyncio.TaskGroup, work: Work, link: WorkerLink, departure: Departure
+) -> None:
+    """Run ``parts`` in ``tasks`` until this process was asked to leave, drain, say goodbye, stop them."""
+    running = [tasks.create_task(part) for part in parts]
+    await departure.wait()
+    work.drain()
+    link.beat()
+    if not await _ended(work, departure.limit_s):
+        log.warning("%d requests or hand-offs haven't ended within %.0f s: cancelled", work.num_open, departure.limit_s)
+        work.cancel_all()
+        await _ended(work, LAST_CHANCE_S)
+    await link.leave()
+    for task in running:
+        task.cancel()
+    log.info("left")
+
+
+async def _ended(work: Work, timeout_s: float) -> bool:
+    for _ in range(round(timeout_s / CHECK_S)):
+        if not work.num_open:
+            break
+        await asyncio.sleep(CHECK_S)
+    return not work.num_open
+
+
+def default_worker_id(role: str) -> str:
+    return f"{role}-{socket.gethostname()}-{os.getpid()}"
+
+
+def local_address_towards(control: str) -> str:
+    """The IPv4 address from which this host reaches the router's ``control`` address. Raises ConfigError."""
+    host, _, port = control.removeprefix("tcp://").rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))  # sends nothing
+        except OSError as error:
+            raise ConfigError(f"control={control!r}: no way there: {error}") from None
+        address: str = probe.getsockname()[0]
+    return address
+
+
+def run_process(name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     """Runs ``main`` on a fresh loop and says on standard error why it ended, if not well. Returns the exit code.
 
-    Faults of ours are not caught: their traceback is the message.
+    Until ``Departure.listen`` both signals end the process at once: nothing is held yet. Faults of ours are not caught: their
+    traceback is the message.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        asyncio.run(_as_coroutine(main))
-    except (ConfigError, CheckpointError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return EXIT_WRONG_SETTING
-    except Unwelcomed as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return EXIT_UNWELCOME
-    except (asyncio.CancelledError, KeyboardInterrupt):
+        asyncio.run(main())
+    except asyncio.CancelledError:
         return EXIT_AT_ONCE
+    except Exception as error:
+        cause = _first_of(error)
+        if isinstance(cause, (ConfigError, CheckpointError, Unwelcomed)):
+            print(f"{name}: {cause}", file=sys.stderr)
+            return EXIT_UNWELCOME if isinstance(cause, Unwelcomed) else EXIT_WRONG_SETTING
+        raise
     return EXIT_OK
 
 
-async def _as_coroutine(main: Callable[[], Awaitable[None]]) -> None:
-    await main()
+def _first_of(error: BaseException) -> BaseException:
+    """What a task group's exception is about."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

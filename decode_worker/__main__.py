@@ -1,0 +1,23 @@
+"""``baton-decode``, ``python -m decode_worker``."""
+
+from __future__ import annotations
+
+from decode_worker.worker import run
+from protocol.config import DecodeSettings
+from protocol.flags import settings_app
+from protocol.worker_process import run_process, start_logging
+
+NAME = "baton-decode"
+
+
+def start(settings: DecodeSettings) -> int:
+    start_logging(settings.log_level)
+    return run_process(NAME, lambda: run(settings))
+
+
+def main() -> None:
+    settings_app(NAME, "Take hand-offs from prefill workers and decode.", DecodeSettings, "decode", start)()
+
+
+if __name__ == "__main__":
+    main()

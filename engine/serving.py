@@ -1,0 +1,69 @@
+"""What both worker kinds say about their engine: built from settings, told to the router and to the log."""
+
+from __future__ import annotations
+
+import logging
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from protocol.config import WorkerSettings
+from protocol.errors import ConfigError
+from protocol.ids import Epoch
+from protocol.messages import Capacity, Fingerprint, Hello, Role
+from protocol.worker_process import default_worker_id
+
+log = logging.getLogger("baton.engine")
+
+
+def load_core(settings: WorkerSettings) -> EngineCore:
+    """Takes as long as the weights do. Raises CheckpointError, and ConfigError that names the setting."""
+    try:
+        core = EngineCore(EngineConfig(**settings.engine_values()))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    _log_core(settings, core)
+    return core
+
+
+def make_hello(
+    settings: WorkerSettings,
+    core: EngineCore,
+    *,
+    epoch: Epoch,
+    role: Role,
+    fingerprint: Fingerprint,
+    transport: str,
+    peer_address: str | None = None,
+) -> Hello:
+    """``transport``: its name and version, for people."""
+    return Hello(
+        epoch=epoch,
+        worker_id=settings.worker_id or default_worker_id(role),
+        role=role,
+        fingerprint=fingerprint,
+        capacity=Capacity(
+            max_model_len=core.capacity.max_model_len,
+            kv_blocks=core.capacity.num_blocks,
+            state_slots=core.capacity.num_slots,
+            max_running=core.config.max_running,
+            speculation=core.config.speculation,
+        ),
+        peer_address=peer_address,
+        info={"kernels": f"{core.kernels.name}: {core.kernels.reason}", "transport": transport},
+    )
+
+
+def _log_core(settings: WorkerSettings, core: EngineCore) -> None:
+    info, (blocks, slots) = core.model_info, core.regions
+    log.info("%s: %s, weights %s, MTP %s", settings.model, info.model_type, info.weights_digest[:12], "yes" if info.has_mtp else "no")
+    log.info("kernels: %s, because: %s", core.kernels.name, core.kernels.reason)
+    log.info(
+        "pools: %d blocks of %d bytes (%d tokens each), %d slots of %d bytes; at most %d tokens and %d requests",
+        blocks.num_pages,
+        blocks.page_bytes,
+        core.config.block_tokens,
+        slots.num_pages,
+        slots.page_bytes,
+        core.capacity.max_model_len,
+        core.config.max_running,
+    )

@@ -158,6 +158,11 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
         return len(self._pieces.open)
 
     @property
+    def posted(self) -> int:
+        """Receives so far."""
+        return self._pieces.next_tag - self.reservation.first_tag
+
+    @property
     def num_bytes(self) -> int:
         """Bytes asked for so far."""
         return self._pieces.num_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import pytest
@@ -22,8 +23,13 @@ class Near(Protocol):
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed_and_threads() -> Iterator[None]:
+    """One torch thread unless a test asks for more: two of them on a busy machine wait for each other at every op."""
     torch.manual_seed(20261129)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=FAST)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels import select
+from kernels.cpu_ops.native_ops import NativeUnavailable
 
 
 def test_reference_and_torch_can_be_asked_for() -> None:
@@ -16,10 +17,27 @@ def test_reference_and_torch_can_be_asked_for() -> None:
         assert chosen.reason == "asked for"
 
 
-def test_auto_says_why() -> None:
+def test_auto_is_native_where_it_can_be() -> None:
     chosen = select("auto")
-    assert chosen.name != "reference"
-    assert chosen.reason
+    if chosen.name.startswith("native"):
+        assert select("native").name == chosen.name
+        assert "self-check" in chosen.reason
+        assert torch.get_num_threads() == 1
+    else:
+        assert chosen.name == "torch-onednn"
+        with pytest.raises(ValueError, match="cannot be used here"):
+            select("native")
+
+
+def test_auto_falls_back_to_torch_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(threads: int | None) -> None:
+        raise NativeUnavailable("no such luck")
+
+    monkeypatch.setattr("kernels.cpu_ops.native_ops.load", refuse)
+    chosen = select("auto")
+    assert (chosen.name, chosen.reason) == ("torch-onednn", "no such luck")
+    with pytest.raises(ValueError, match="no such luck"):
+        select("native")
 
 
 def test_unknown_choice_is_an_error() -> None:
@@ -28,11 +46,8 @@ def test_unknown_choice_is_an_error() -> None:
 
 
 def test_threads_are_set_and_checked() -> None:
-    before = torch.get_num_threads()
-    try:
-        select("torch", threads=1)
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2):
+        select("torch", threads=threads)
+        assert torch.get_num_threads() == threads
     with pytest.raises(ValueError, match="threads"):
         select("torch", threads=0)

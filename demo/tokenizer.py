@@ -1,0 +1,76 @@
+"""A byte-level BPE tokenizer, trained on the Python standard library, with the files that tokenizer loaders expect."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+PAD, BOS, EOS, TURN_START, TURN_END = "<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"
+SPECIAL_TOKENS = (PAD, BOS, EOS, TURN_START, TURN_END)
+"""Their ids are their places here."""
+CORPUS_BYTES = 3_000_000
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+
+
+def train_tokenizer(vocab_size: int) -> Tokenizer:
+    """The same tokenizer from the same Python release."""
+    tokenizer = Tokenizer(models.BPE())
+    # Numbers are cut into single digits: small vocabularies learn arithmetic and line numbers badly otherwise.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(), trainer)
+    assert tokenizer.get_vocab_size() == vocab_size, "the corpus is too small for this vocabulary"
+    return tokenizer
+
+
+def write_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> None:
+    """tokenizer.json, tokenizer_config.json (chat template inside) and special_tokens_map.json."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    named = {"bos_token": BOS, "eos_token": TURN_END, "pad_token": PAD}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {str(index): _described(token) for index, token in enumerate(SPECIAL_TOKENS)},
+        "chat_template": CHAT_TEMPLATE.read_text(encoding="utf-8"),
+    }
+    _write_json(directory / "tokenizer_config.json", config | named)
+    _write_json(directory / "special_tokens_map.json", named)
+
+
+def unprintable_tokens(tokenizer: Tokenizer) -> set[int]:
+    """Special tokens, and those that are no readable text by themselves: control characters, parts of characters."""
+    texts = [tokenizer.decode([token], skip_special_tokens=True) for token in range(tokenizer.get_vocab_size())]
+    return {token for token, text in enumerate(texts) if not text or not (text.isascii() and text.replace("\n", " ").isprintable())}
+
+
+def _corpus() -> list[str]:
+    """Modules at the top of the standard library, in the order of their names, up to ``CORPUS_BYTES``."""
+    texts: list[str] = []
+    size = 0
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        size += len(text)
+        if size > CORPUS_BYTES:
+            break
+        texts.append(text)
+    return texts
+
+
+def _described(token: str) -> dict[str, object]:
+    return {"content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from engine.drafter import ChooseDraft, Entries
 from engine.finish import FinishDecision, cut_at_finish
 from engine.rows import Row, RowKind
 from engine.runner import RowOutput
-from engine.sampling import WindowResult, greedy_tokens
+from engine.sampling import WindowResult
 from engine.scheduler import Planned
 from protocol.messages import TokenLogprob
 
@@ -89,7 +89,7 @@ def _choose(active: ActiveRequest, row: Row, output: RowOutput) -> WindowResult:
     assert sampler is not None, "a request that seals samples nothing"
     first_position = len(active.tokens)
     if sampler.plain_greedy(active.num_output):
-        return sampler.accept_greedy(greedy_tokens(output.logits).tolist(), active.drafts, first_position)
+        return sampler.accept_greedy(output.greedy, active.drafts, first_position)
     return sampler.accept_window(output.logits, active.drafts, first_position, active.output)
 
 

@@ -32,7 +32,7 @@ from engine.request import (
 )
 from engine.rows import Row
 from engine.runner import Model, RowOutput, Runner
-from engine.sampling import Sampler
+from engine.sampling import NO_TOKEN, Sampler
 from engine.scheduler import Limits, Planned, Scheduler
 from protocol.errors import LogitsError, StaleMessage, StateAuditError
 from protocol.ids import RequestKey
@@ -269,10 +269,14 @@ class EngineCore:
         return new_entries(step, num_drafts, self._draft_chooser(active))
 
     def _draft_chooser(self, active: ActiveRequest) -> ChooseDraft:
-        def choose(logits: Tensor, drafts: Sequence[int]) -> int | None:
-            assert active.sampler is not None
+        sampler = active.sampler
+
+        def choose(logits: Tensor, greedy: int, drafts: Sequence[int]) -> int | None:
+            assert sampler is not None, "a request that seals drafts nothing"
+            if greedy != NO_TOKEN and sampler.plain_greedy(active.num_output + len(drafts)):
+                return greedy
             try:
-                return active.sampler.draft_token(logits, len(active.tokens) + len(drafts), [*active.output, *drafts])
+                return sampler.draft_token(logits, len(active.tokens) + len(drafts), [*active.output, *drafts])
             except LogitsError as error:  # a guess less costs time, and no token: the target alone decides
                 self._counts["baton_draft_failures_total"] += 1
                 log.warning("%s: no draft: %s", active.key, error)

@@ -18,9 +18,11 @@ from torch import Tensor
 from engine.batch import attention_rows, kv_index
 from engine.pools import Pools
 from engine.runner import Model
+from engine.sampling import greedy_tokens
+from kernels.contract import AttentionRows
 
-ChooseDraft = Callable[[Tensor, Sequence[int]], int | None]
-"""(logits [V], the drafts before it) -> the draft, or None for no guess."""
+ChooseDraft = Callable[[Tensor, int, Sequence[int]], int | None]
+"""(logits [V], their ``greedy_tokens`` entry, the drafts before it) -> the draft, or None for no guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,29 +57,38 @@ class Drafter:
     def _draft(self, items: Sequence[Entries]) -> list[tuple[int, ...]]:
         """One pass over the true entries, then one entry a step, fed with MTP's output of the step before."""
         guesses = [_Guess(item) for item in items]
-        live, outputs = guesses, self._true_entries(items)
+        outputs, table = self._true_entries(items)
+        live = guesses
         while live:
-            goes_on = [guess.add(logits) for guess, logits in zip(live, self._model.logits(outputs), strict=True)]
-            live, outputs = [guess for guess, on in zip(live, goes_on, strict=True) if on], outputs[goes_on]
+            logits = self._model.logits(outputs)
+            greedy = greedy_tokens(logits).tolist()
+            goes_on = [guess.add(row, token) for guess, row, token in zip(live, logits, greedy, strict=True)]
+            if not all(goes_on):
+                live, outputs, table = [guess for guess, on in zip(live, goes_on, strict=True) if on], outputs[goes_on], table[goes_on]
             if live:
-                outputs = self._provisional_entries(live, outputs)
+                outputs = self._provisional_entries(live, outputs, table)
         return [tuple(guess.drafts) for guess in guesses]
 
-    def _true_entries(self, items: Sequence[Entries]) -> Tensor:
-        """MTP's output [R, d] at each item's last entry."""
+    def _true_entries(self, items: Sequence[Entries]) -> tuple[Tensor, Tensor]:
+        """MTP's output [R, d] at each item's last entry, and the items' block table."""
         lengths = [len(item.token_ids) for item in items]
         num_keys = [np.arange(item.first + 1, item.first + length + 1) for item, length in zip(items, lengths, strict=True)]
         attention = attention_rows(lengths, [item.blocks for item in items], num_keys, first_key=1)
         outputs = self._model.mtp_forward(*self._inputs(items), attention, self._pools)
-        return outputs[attention.cu_tokens[1:] - 1]
+        return outputs[attention.cu_tokens[1:] - 1], attention.block_table
 
-    def _provisional_entries(self, guesses: Sequence[_Guess], hidden: Tensor) -> Tensor:
+    def _provisional_entries(self, guesses: Sequence[_Guess], hidden: Tensor, table: Tensor) -> Tensor:
         """hidden [R, d], MTP's last outputs -> the next ones, over one entry per guess: that of its newest draft."""
-        tables = [guess.item.blocks for guess in guesses]
-        indices = [kv_index(guess.item.blocks, guess.index, 1, self._pools.blocks.block_tokens) for guess in guesses]
-        attention = attention_rows([1] * len(guesses), tables, [np.array([guess.index + 1]) for guess in guesses], first_key=1)
+        block_tokens = self._pools.blocks.block_tokens
+        indices = [guess.item.blocks[guess.index // block_tokens] * block_tokens + guess.index % block_tokens for guess in guesses]
+        attention = AttentionRows(
+            cu_tokens=torch.arange(len(guesses) + 1, dtype=torch.int32),
+            block_table=table,
+            num_keys=torch.tensor([guess.index + 1 for guess in guesses], dtype=torch.int32),
+            first_key=1,
+        )
         token_ids = torch.tensor([guess.drafts[-1] for guess in guesses])
-        return self._model.mtp_forward(token_ids, hidden, torch.from_numpy(np.concatenate(indices)), attention, self._pools)
+        return self._model.mtp_forward(token_ids, hidden, torch.tensor(indices), attention, self._pools)
 
     def _inputs(self, items: Sequence[Entries]) -> tuple[Tensor, Tensor, Tensor]:
         """token_ids int64 [M], hidden [M, d], kv_index int64 [M] of all items' entries."""
@@ -99,9 +110,9 @@ class _Guess:
         """Index of the newest draft's entry."""
         return self.item.first + len(self.item.token_ids) - 1 + len(self.drafts)
 
-    def add(self, logits: Tensor) -> bool:
+    def add(self, logits: Tensor, greedy: int) -> bool:
         """Take logits [V] for the next draft; True when another one is to follow."""
-        token = self.item.choose(logits, self.drafts)
+        token = self.item.choose(logits, greedy, self.drafts)
         if token is not None:
             self.drafts.append(token)
         return token is not None and len(self.drafts) < self.item.num_drafts

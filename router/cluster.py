@@ -1,0 +1,490 @@
+"""The shell around workers and request lives: messages in, commands out, and a watchdog. All on one event loop, nothing awaited.
+
+A request goes in by ``submit`` with a sink, which hears tokens and then exactly one ending, unless ``cancel`` came first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import BaseModel
+
+from protocol.codec import decode_from_worker, encode
+from protocol.errors import IllegalTransition, WireError
+from protocol.ids import Epoch, RequestId, new_epoch
+from protocol.messages import (
+    Admit,
+    Admitted,
+    Cancel,
+    Cancelled,
+    Failed,
+    Fingerprint,
+    Finished,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    HelloAgain,
+    Paired,
+    Peers,
+    Prefill,
+    PrefillDone,
+    Refused,
+    TokenLogprob,
+    Tokens,
+    Unwelcome,
+    Welcome,
+    WorkerToRouter,
+)
+from protocol.sampling import SamplingParams
+from protocol.sockets import DEAD_AFTER_S, HEARTBEAT_S
+from router.lifecycle import (
+    ClientGone,
+    DeadlinePassed,
+    Deliver,
+    End,
+    Ending,
+    Event,
+    GivenUp,
+    Placed,
+    RequestLife,
+    Requeue,
+    SendAdmit,
+    SendCancel,
+    SendPrefill,
+    State,
+    StopMatched,
+    WorkerLost,
+)
+from router.lifecycle import Command as LifeCommand
+from router.metrics import Metrics
+from router.placement import Needs, NoPlace, place
+from router.workers import Worker, WorkerTable
+
+WATCH_S = 0.1
+LATE_S = 0.5
+"""A watchdog that comes later than this was held up itself, and so may have been the heartbeats' reading."""
+MAX_RETRY_AFTER_S = 60
+
+log = logging.getLogger("baton.router")
+
+
+class Sink(Protocol):
+    """Where one sequence's results go. Neither method may raise."""
+
+    def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> bool:
+        """True: a stop string matched, the sequence is over."""
+        ...
+
+    def on_end(self, ending: Ending) -> None: ...
+
+
+class Transport(Protocol):
+    """The part of router.hub.Hub that is used here."""
+
+    def send(self, identity: bytes, message: bytes) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One sequence to generate."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        return len(self.token_ids) + self.sampling.max_tokens
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    order: Order
+    sink: Sink
+    life: RequestLife
+    arrived_at: float
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+    tried: frozenset[Epoch] = frozenset()
+    """Busy decode workers, since the request last waited."""
+
+
+class Cluster:
+    """Everything between the HTTP side and the workers."""
+
+    def __init__(
+        self,
+        *,
+        table: WorkerTable,
+        transport: Transport,
+        metrics: Metrics,
+        queue_limit: int,
+        request_timeout_s: float,
+        local_prefill_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.table = table
+        self.epoch = new_epoch()
+        self._transport = transport
+        self._metrics = metrics
+        self._queue_limit = queue_limit
+        self._request_timeout_s = request_timeout_s
+        self._local_prefill_tokens = local_prefill_tokens
+        self._clock = clock
+        self._requests: dict[RequestId, _Request] = {}
+        """In order of arrival, so in order of deadline too."""
+        self._queue: deque[_Request] = deque()
+        self._placing = False
+        self._stopping = False
+        self._mean_request_s = 1.0
+        self._watched_at = clock()
+        metrics.workers = lambda: self.table
+        metrics.num_waiting = lambda: len(self._queue)
+        metrics.num_running = lambda: len(self._requests) - len(self._queue)
+
+    # ---- requests
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def submit(self, order: Order, sink: Sink) -> None:
+        """Place it now or let it wait. The sink may hear its ending before this returns."""
+        life = RequestLife(order.request_id, order.sampling.max_tokens)
+        request = _Request(order, sink, life, self._clock())
+        self._requests[order.request_id] = request
+        if self._stopping:
+            self._tell(request, GivenUp("stopping", "the router is shutting down"))
+        else:
+            self._place(request)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """The client left, or doesn't want this sequence any more. Nothing happens if it is over."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._tell(request, ClientGone())
+
+    def retry_after_s(self) -> int:
+        """How long until a place in the queue is likely to be free."""
+        slots = sum(worker.hello.capacity.max_running for worker in self.table.decodes) or 1
+        return max(1, min(MAX_RETRY_AFTER_S, round(self._mean_request_s * (1 + len(self._queue)) / slots)))
+
+    def refuse_new(self) -> None:
+        """From now on nothing is taken; what runs goes on."""
+        self._stopping = True
+
+    def stop(self) -> None:
+        """Ends every request; its workers are told."""
+        self._stopping = True
+        for request in list(self._requests.values()):
+            self._tell(request, GivenUp("stopping", "the router is shutting down"))
+
+    # ---- placing
+
+    def _place(self, request: _Request, *, queued: bool = False) -> None:
+        """On a worker, into the queue, or to its end. ``queued``: it stands in the queue already."""
+        order = request.order
+        needs = Needs(
+            num_prompt_tokens=len(order.token_ids),
+            max_tokens=order.num_tokens,
+            local=len(order.token_ids) <= max(1, self._local_prefill_tokens),
+            tried=request.tried,
+        )
+        choice = place(
+            [worker.prefill_view() for worker in self.table.prefills], [worker.decode_view() for worker in self.table.decodes], needs
+        )
+        if not isinstance(choice, NoPlace):
+            prefill = self.table.get(choice.prefill) if choice.prefill else None
+            self._tell(request, Placed(choice.decode, prefill.place if prefill else None))
+        elif choice.kind == "nobody":
+            self._tell(request, GivenUp("no_capacity", choice.reason))
+        elif not queued:
+            self._enqueue(request, choice.reason)
+
+    def _enqueue(self, request: _Request, reason: str) -> None:
+        """At its place in the order of arrival: only one that was sent back can be older than the last."""
+        if len(self._queue) >= self._queue_limit:
+            self._tell(request, GivenUp("queue_full", f"{reason} and {len(self._queue)} requests wait already"))
+            return
+        request.tried = frozenset()
+        younger = 0
+        for other in reversed(self._queue):
+            if other.arrived_at <= request.arrived_at:
+                break
+            younger += 1
+        self._queue.insert(len(self._queue) - younger, request)
+
+    def _place_waiting(self) -> None:
+        """Each that fits, in order; one that doesn't fit doesn't hold up the others."""
+        if self._placing or not self._queue or not self._has_room():
+            return
+        self._placing = True  # an ending on the way comes back here
+        for request in list(self._queue):
+            if request.life.state is State.WAITING:
+                self._place(request, queued=True)
+        self._placing = False
+        self._queue = deque(request for request in self._queue if request.life.state is State.WAITING)
+
+    def _has_room(self) -> bool:
+        """A quick no; the yes is placement's."""
+        decodes = self.table.decodes
+        return not decodes or any(len(worker.requests) < worker.hello.capacity.max_running for worker in decodes)
+
+    # ---- one request's events and commands
+
+    def _tell(self, request: _Request, event: Event) -> None:
+        try:
+            commands = request.life.handle(event)
+        except IllegalTransition as error:
+            log.error("%s", error)
+            commands = request.life.handle(GivenUp("internal", f"a worker broke the protocol: {type(event).__name__} out of turn"))
+        for command in commands:
+            self._do(request, command)
+
+    def _do(self, request: _Request, command: LifeCommand) -> None:
+        match command:
+            case Deliver():
+                self._deliver(request, command)
+            case SendAdmit():
+                self._send_admit(request, command)
+            case SendPrefill():
+                self._send_prefill(request, command)
+            case SendCancel():
+                worker = self.table.get(command.to)
+                if worker is not None:
+                    key = request.life
+                    self._send(worker, Cancel(epoch=self.epoch, request_id=key.request_id, generation=key.generation))
+            case Requeue():
+                self._requeue(request, command)
+            case End():
+                self._end(request, command.ending)
+
+    def _deliver(self, request: _Request, command: Deliver) -> None:
+        message = command.tokens
+        if not request.first_token_at:
+            now = request.first_token_at = self._clock()
+            self._metrics.observe_first_token(now - request.arrived_at, request.admitted_at - request.arrived_at, message.timing)
+        self._metrics.generation_tokens += len(message.token_ids)
+        if request.sink.on_tokens(message.token_ids, message.logprobs):
+            self._tell(request, StopMatched())
+
+    def _send_admit(self, request: _Request, command: SendAdmit) -> None:
+        worker = self.table.get(command.to)
+        assert worker is not None, "placement chose a worker that isn't there"
+        order, life = request.order, request.life
+        worker.requests[order.request_id] = order.num_tokens
+        prefill = self.table.get(command.prefill.epoch) if command.prefill else None
+        if prefill is not None:
+            prefill.requests[order.request_id] = len(order.token_ids)
+        admit = Admit(
+            epoch=self.epoch,
+            request_id=order.request_id,
+            generation=life.generation,
+            token_ids=order.token_ids,
+            sampling=order.sampling,
+            prefill=command.prefill,
+        )
+        self._send(worker, admit)
+
+    def _send_prefill(self, request: _Request, command: SendPrefill) -> None:
+        worker = self.table.get(command.to)
+        assert worker is not None, "a lost worker's requests have ended"
+        order = request.order
+        prefill = Prefill(
+            epoch=self.epoch,
+            request_id=order.request_id,
+            generation=request.life.generation,
+            token_ids=order.token_ids[:-1],
+            decode_epoch=command.decode,
+        )
+        self._send(worker, prefill)
+
+    def _requeue(self, request: _Request, command: Requeue) -> None:
+        busy = self.table.get(command.busy)
+        if busy is not None:
+            size = request.order.num_tokens
+            busy.refused_tokens = size if busy.refused_tokens is None else min(size, busy.refused_tokens)
+        self._unbook(request)
+        request.tried |= {command.busy}
+        self._place(request)
+
+    def _end(self, request: _Request, ending: Ending) -> None:
+        del self._requests[request.order.request_id]
+        if self._queue and request in self._queue:
+            self._queue.remove(request)
+        for worker in self._unbook(request):
+            worker.refused_tokens = None
+        self._count(request, ending)
+        request.sink.on_end(ending)
+        self._place_waiting()
+
+    def _unbook(self, request: _Request) -> list[Worker]:
+        """The workers that had it."""
+        request_id = request.order.request_id
+        return [worker for worker in self.table if worker.requests.pop(request_id, None) is not None]
+
+    def _count(self, request: _Request, ending: Ending) -> None:
+        metrics = self._metrics
+        metrics.endings["_".join(part for part in (ending.kind, ending.reason or ending.code) if part)] += 1
+        if ending.finished is not None:
+            metrics.proposed_drafts += ending.finished.proposed_drafts
+            metrics.accepted_drafts += ending.finished.accepted_drafts
+            metrics.cached_tokens += ending.finished.cached_tokens
+        if ending.kind == "finished":
+            now = self._clock()
+            total_s = now - request.arrived_at
+            metrics.observe_finished(total_s, now - request.first_token_at, request.life.num_tokens)
+            self._mean_request_s += 0.1 * (total_s - self._mean_request_s)
+        elif ending.kind == "failed" and ending.code not in ("queue_full", "no_capacity", "stopping"):
+            log.warning("%s failed: %s: %s", request.life.name, ending.code, ending.message)
+
+    # ---- messages from workers
+
+    def on_message(self, identity: bytes, data: bytes) -> None:
+        """Of the hub. Whatever a worker sends, it can't hurt more than its own requests."""
+        try:
+            message: WorkerToRouter = decode_from_worker.decode(data)
+        except WireError as error:
+            self._drop("undecodable", f"from {identity!r}: {error}")
+            return
+        if message.epoch.encode() != identity:
+            self._drop("foreign", f"{message.type} of {message.epoch} came from {identity!r}")
+        elif isinstance(message, (Hello, Heartbeat, Paired, Goodbye)):
+            self._on_worker_message(message)
+        else:
+            self._on_request_message(message)
+
+    def _on_request_message(self, message: Admitted | Refused | Tokens | Finished | Failed | Cancelled | PrefillDone) -> None:
+        request = self._requests.get(message.request_id)
+        if request is None or not request.life.concerns(message):
+            self._metrics.dropped["ended" if request is None else "stale"] += 1
+            return
+        if isinstance(message, Admitted):
+            request.admitted_at = self._clock()
+            self._metrics.prompt_tokens += len(request.order.token_ids)
+        elif isinstance(message, PrefillDone):
+            self._note_prefill_done(message)
+        self._tell(request, message)
+
+    def _note_prefill_done(self, message: PrefillDone) -> None:
+        worker = self.table.get(message.epoch)
+        if worker is not None and message.request_id in worker.requests:
+            worker.requests[message.request_id] = 0
+
+    def _on_worker_message(self, message: Hello | Heartbeat | Paired | Goodbye) -> None:
+        if isinstance(message, Hello):
+            self._on_hello(message)
+            return
+        worker = self.table.get(message.epoch)
+        if worker is None:
+            if not isinstance(message, Goodbye):
+                self._drop("unknown", f"{message.type} from {message.epoch}, which hasn't said hello")
+                self._transport.send(message.epoch.encode(), encode(HelloAgain(epoch=self.epoch)))
+            return
+        worker.heard_at = self._clock()
+        match message:
+            case Heartbeat():
+                was_draining = worker.draining
+                self.table.note_heartbeat(worker, message)
+                if worker.draining and not was_draining:
+                    log.info("%s is draining", worker.worker_id)
+                self._place_waiting()
+            case Paired():
+                self._on_paired(worker, message)
+            case Goodbye():
+                self._lose(worker, "it left")
+
+    def _on_hello(self, hello: Hello) -> None:
+        rejection = self.table.check(hello)
+        if rejection is not None:
+            log.error("%s is not welcome: %s", hello.worker_id, rejection.message)
+            unwelcome = Unwelcome(epoch=self.epoch, field=rejection.field, message=rejection.message)
+            self._transport.send(hello.epoch.encode(), encode(unwelcome))
+            return
+        earlier = self.table.predecessor(hello)
+        if earlier is not None:
+            self._lose(earlier, "it was started anew", superseded=True)
+        known = self.table.get(hello.epoch)  # it repeats itself: our welcome was slow
+        worker = known or self.table.add(hello)
+        worker.heard_at = self._clock()
+        log.info("%s worker %s %s (epoch %s)", hello.role, hello.worker_id, "says hello again" if known else "joined", hello.epoch)
+        self._send(worker, Welcome(epoch=self.epoch, heartbeat_s=HEARTBEAT_S))
+        self._send_peers([worker] if hello.role == "decode" else self.table.decodes)
+        self._place_waiting()
+
+    def _on_paired(self, worker: Worker, message: Paired) -> None:
+        self.table.note_paired(worker, message)
+        if message.ok:
+            log.info("%s is paired with %s", worker.worker_id, message.peer)
+        else:
+            log.error("%s can't be paired with %s: %s: %s", worker.worker_id, message.peer, message.field, message.reason)
+
+    def _send_peers(self, decodes: list[Worker]) -> None:
+        peers = Peers(epoch=self.epoch, prefill=tuple(worker.place for worker in self.table.prefills))
+        for worker in decodes:
+            self._send(worker, peers)
+
+    def _send(self, worker: Worker, message: BaseModel) -> None:
+        """A worker that can't be reached counts as silent: the watchdog, which isn't in the middle of something, loses it."""
+        if not self._transport.send(worker.identity, encode(message)):
+            worker.heard_at = float("-inf")
+
+    def _drop(self, why: str, what: str) -> None:
+        self._metrics.dropped[why] += 1
+        log.warning("dropped a message (%s): %s", why, what)
+
+    # ---- losing workers
+
+    def watch(self) -> None:
+        """Called every WATCH_S: who is silent, what is late."""
+        now = self._clock()
+        late_s, self._watched_at = now - self._watched_at, now
+        if late_s > LATE_S:
+            log.warning("the router was held up for %.1f s; heartbeats get that much longer", late_s)
+            for worker in self.table:
+                worker.heard_at += late_s
+        for worker in self.table.silent_since(now - DEAD_AFTER_S):
+            reached = worker.heard_at > float("-inf")
+            self._lose(worker, f"no heartbeat for {now - worker.heard_at:.1f} s" if reached else "it can't be reached")
+        self._end_late(now - self._request_timeout_s)
+
+    def _end_late(self, arrived_before: float) -> None:
+        while self._requests:
+            oldest = next(iter(self._requests.values()))
+            if oldest.arrived_at > arrived_before:
+                return
+            self._tell(oldest, DeadlinePassed())
+
+    def _lose(self, worker: Worker, reason: str, *, superseded: bool = False) -> None:
+        self.table.remove(worker, superseded=superseded)
+        orphans = [self._requests[request_id] for request_id in worker.requests if request_id in self._requests]
+        if orphans or reason != "it left":
+            self._metrics.lost[worker.hello.role] += 1
+            log.error("lost %s worker %s with %d requests: %s", worker.hello.role, worker.worker_id, len(orphans), reason)
+        else:
+            log.info("%s worker %s left", worker.hello.role, worker.worker_id)
+        if worker.hello.role == "prefill":
+            self._send_peers(self.table.decodes)
+        for request in orphans:
+            if request.life.state is not State.ENDED:
+                self._tell(request, WorkerLost(worker.epoch, reason))
+        self._place_waiting()
+
+    # ---- what it looks like from outside
+
+    def max_model_len(self, default: int) -> int:
+        """The longest prompt and output together that any decode worker holds; ``default`` while there is none."""
+        return max((worker.max_tokens for worker in self.table.decodes), default=default)
+
+    def fingerprint(self) -> Fingerprint | None:
+        return self.table.fingerprint

@@ -1,0 +1,95 @@
+"""The router's end of the control plane: a bound ROUTER socket that calls back instead of being awaited.
+
+A message comes with every step of every request, and awaiting each one of them costs more than everything else that is done with
+it (30 µs against 4 µs here). So all that has arrived is taken in one go when the socket says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+
+from protocol.codec import MAX_MESSAGE_BYTES
+from protocol.errors import ConfigError
+from protocol.sockets import QUEUED_MESSAGES
+
+BURST = 256
+"""Messages taken before others on the loop get their turn."""
+
+OnMessage = Callable[[bytes, bytes], None]
+"""(sender's identity, message)."""
+
+
+class Hub:
+    """Bound at once; silent until ``start``. Raises ConfigError that names the address if it can't be bound."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, QUEUED_MESSAGES),
+            (zmq.RCVHWM, QUEUED_MESSAGES),
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.ROUTER_HANDOVER, 1),
+        ):
+            self._socket.setsockopt(option, value)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_message: OnMessage | None = None
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"control={address!r} can't be bound: {error}") from None
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """With the port that was taken, where 0 was asked for."""
+
+    def start(self, on_message: OnMessage) -> None:
+        """From now on ``on_message`` is called on the running loop. It must not raise."""
+        self._loop, self._on_message = asyncio.get_running_loop(), on_message
+        self._loop.add_reader(self._socket.fileno(), self._take)
+        self._look_again()
+
+    def send(self, identity: bytes, message: bytes) -> bool:
+        """In order, never blocks. False: no such peer is connected, or it doesn't read."""
+        try:
+            self._socket.send_multipart([identity, message], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        self._look_again()
+        return True
+
+    def close(self) -> None:
+        """Drops what wasn't sent yet. May be called twice."""
+        if self._loop is not None and not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+        self._loop = None
+        self._socket.close()
+        self._context.term()
+
+    def _look_again(self) -> None:
+        """ZeroMQ's descriptor tells of a change once; using the socket may have swallowed that."""
+        if self._loop is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._loop.call_soon(self._take)
+
+    def _take(self) -> None:
+        if self._loop is None:
+            return
+        assert self._on_message is not None
+        for _ in range(BURST):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) == 2:  # others are not ours
+                self._on_message(frames[0], frames[1])
+            if self._loop is None:
+                return
+        self._loop.call_soon(self._take)

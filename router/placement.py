@@ -1,0 +1,95 @@
+"""Which workers serve a request: one pure function of a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.ids import Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillView:
+    worker_id: str
+    epoch: Epoch
+    draining: bool
+    booked_tokens: int
+    """Prompt tokens that the router gave it and that aren't sealed yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeView:
+    worker_id: str
+    epoch: Epoch
+    draining: bool
+    num_running: int
+    """Requests that the router placed there and that haven't ended."""
+    max_running: int
+    max_tokens: int
+    """Longest prompt and output together that it can ever hold."""
+    booked_tokens: int
+    """Prompt and output tokens of those requests."""
+    refused_tokens: int | None
+    """It had no room for a request of this size, and nothing has ended there since."""
+    paired: frozenset[Epoch]
+    """Prefill workers from which it can fetch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    num_prompt_tokens: int
+    max_tokens: int
+    """Prompt and output together."""
+    local: bool
+    """The decode worker computes the prompt itself."""
+    tried: frozenset[Epoch] = frozenset()
+    """Decode workers that answered Busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    decode: Epoch
+    prefill: Epoch | None
+    """None: D computes the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlace:
+    kind: Literal["full", "nobody"]
+    """full: worth waiting for. nobody: no worker could take it even if all were idle."""
+    reason: str
+
+
+def place(prefills: Sequence[PrefillView], decodes: Sequence[DecodeView], needs: Needs) -> Place | NoPlace:
+    """The least loaded decode worker that has room, those first that can fetch from a prefill worker; then the least loaded of these."""
+    able = [view for view in decodes if not view.draining and view.max_tokens >= needs.max_tokens]
+    if not able:
+        return NoPlace("nobody", _why_nobody(decodes, needs))
+    free = [view for view in able if _has_room(view, needs)]
+    if not free:
+        return NoPlace("full", f"all {len(able)} decode workers are full")
+    usable = {} if needs.local else {view.epoch: view for view in prefills if not view.draining}
+    decode = min(free, key=lambda view: (view.paired.isdisjoint(usable), *_load(view)))
+    partners = [view for epoch, view in usable.items() if epoch in decode.paired]
+    prefill = min(partners, key=lambda view: (view.booked_tokens, view.worker_id), default=None)
+    return Place(decode.epoch, prefill.epoch if prefill else None)
+
+
+def _has_room(view: DecodeView, needs: Needs) -> bool:
+    if view.epoch in needs.tried or view.num_running >= view.max_running:
+        return False
+    return view.refused_tokens is None or needs.max_tokens < view.refused_tokens
+
+
+def _load(view: DecodeView) -> tuple[float, int, str]:
+    return view.num_running / view.max_running, view.booked_tokens, view.worker_id
+
+
+def _why_nobody(decodes: Sequence[DecodeView], needs: Needs) -> str:
+    if not decodes:
+        return "no decode worker"
+    live = [view for view in decodes if not view.draining]
+    if not live:
+        return "all decode workers are draining"
+    return f"no decode worker holds {needs.max_tokens} tokens; the largest holds {max(view.max_tokens for view in live)}"

@@ -237,6 +237,31 @@ def test_speculation_gives_up_its_blocks_before_anyone_is_preempted(make_core: M
     assert core.counters()["baton_preemptions_total"] == 0
 
 
+def test_pages_of_a_cancelled_request_are_touched_no_more(make_core: MakeCore) -> None:
+    """F30, A1: what is written into them after the cancel stays as it is, whatever the others do."""
+    core = make_core(speculation=3)
+    drive = Drive(core)
+    for n in (9, 10, 11):
+        core.submit(request(n, prompt(n), max_tokens=20))
+    for _ in range(4):
+        drive.step()
+    before = set(core.pools.blocks.free_ids()), set(core.pools.slots.free_ids())
+    assert core.cancel(key(10))
+    blocks, slots = set(core.pools.blocks.free_ids()) - before[0], set(core.pools.slots.free_ids()) - before[1]
+    assert len(blocks) >= 4
+    assert len(slots) == 5
+    canary_blocks, canary_slots = core.pools.blocks.tensor[list(blocks)] + 1, core.pools.slots.tensor[list(slots)] + 1
+    core.pools.blocks.tensor[list(blocks)], core.pools.slots.tensor[list(slots)] = canary_blocks, canary_slots
+    for _ in range(5):
+        drive.step()
+    still = [page for page in blocks if page in core.pools.blocks.free_ids()]
+    assert len(still) >= 2, "some went to the others, who grew"
+    assert torch.equal(
+        core.pools.blocks.tensor[list(blocks)][[page in still for page in blocks]], canary_blocks[[page in still for page in blocks]]
+    )
+    assert torch.equal(core.pools.slots.tensor[list(slots)], canary_slots)
+
+
 def test_load_and_counters_tell_what_is_there(make_core: MakeCore) -> None:
     core = make_core(max_prefill_chunk=8, max_running=2, speculation=2)
     drive = Drive(core)

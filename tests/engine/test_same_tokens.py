@@ -81,10 +81,10 @@ def test_preemption_again_and_again_gives_no_gap_and_no_repeat(make_core: MakeCo
 
 @pytest.mark.parametrize("seed", range(6))
 def test_requests_that_come_and_go_at_random_steps(make_core: MakeCore, expected: list[list[int]], seed: int) -> None:
-    """Arrivals and cancels at random; who stays gets the same tokens, who goes says nothing more, every page is back."""
+    """Arrivals and cancels at random, NaN in whatever is free before each step: who stays gets the same tokens, who goes says
+    nothing more, every page is back."""
     draw = random.Random(seed)
     core = make_core(speculation=draw.choice([0, 2, 5]), kv_blocks=draw.choice([14, 25, 60]), step_tokens=draw.choice([8, 64]))
-    poison(core)
     drive, requests = Drive(core), mixed()
     arrive = {each.key: draw.randrange(25) for each in requests}
     leave = {each.key: arrive[each.key] + draw.randrange(1, 25) for each in draw.sample(requests, 5)}
@@ -95,6 +95,7 @@ def test_requests_that_come_and_go_at_random_steps(make_core: MakeCore, expected
                 core.submit(each)
             if leave.get(each.key) == step and core.cancel(each.key):
                 gone[each.key] = Told(tokens=list(drive.told.get(each.key, Told()).tokens))
+        poison(core)
         drive.step()
         if step >= 50 and not core.has_work():
             break

@@ -24,14 +24,18 @@ class Lifecycle(Generic[StateT]):
 
     def __init__(self, name: str, state: StateT) -> None:
         self.name, self.state = name, state
-        self.story: deque[str] = deque(maxlen=STORY_LENGTH)
+        self._story: deque[tuple[StateT, object]] = deque(maxlen=STORY_LENGTH)
 
     def handle(self, event: object) -> list[Any]:
         if type(event) not in self.events[self.state]:
-            raise IllegalTransition(self.name, self.state.name, event, tuple(self.story))
-        self.story.append(f"{self.state.name}: {_brief(event)}")
+            raise IllegalTransition(self.name, self.state.name, event, self.story())
+        self._story.append((self.state, event))
         commands: list[Any] = getattr(self, f"_on_{type(event).__name__}")(event)
         return commands
+
+    def story(self) -> tuple[str, ...]:
+        """The last events, each with the state that it met. Told only when asked: a manifest's text is long."""
+        return tuple(f"{state.name}: {_brief(event)}" for state, event in self._story)
 
     def _move(self, state: StateT) -> None:
         assert state in self.moves[self.state], f"{self.name}: {self.state.name} -> {state.name}"

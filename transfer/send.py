@@ -139,6 +139,7 @@ class HandoffSender(Lifecycle[SendState]):
         self._sealed: Sealed | None = None
         self._open: set[int] = set()
         self._ok, self._reason = False, ""
+        self._code: ErrorCode | None = None
 
     @property
     def in_flight(self) -> int:
@@ -170,9 +171,11 @@ class HandoffSender(Lifecycle[SendState]):
     def _on_FromDecode(self, event: FromDecode) -> list[Command]:
         message = event.message
         known = self._decode is None or message.epoch == self._decode
-        if message.key != self.key or not known or self.state in (SendState.ENDING, SendState.ENDED):
+        if message.key != self.key or not known:
             self.stale += 1
             return []
+        if self.state in (SendState.ENDING, SendState.ENDED):
+            return self._too_late(message)
         if isinstance(message, Fetch):
             return self._fetch(message)
         if isinstance(message, Pull):
@@ -213,6 +216,14 @@ class HandoffSender(Lifecycle[SendState]):
         return self._end(f"not fetched within {self.lease_s:g} s", "lease_ended")
 
     # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def _too_late(self, message: Fetch | Pull | Release) -> list[Command]:
+        """D asks for the first time when all is over already: it must hear that, or it would wait for ever."""
+        if self._asked or not isinstance(message, Fetch):
+            self.stale += 1
+            return []
+        self._asked, self._decode = True, message.epoch
+        return [Say(HandoffFailed(**self._ours(), code=self._code or "transfer_failed", message=self._reason))]
 
     def _fetch(self, message: Fetch) -> list[Command]:
         if self._asked:
@@ -306,7 +317,7 @@ class HandoffSender(Lifecycle[SendState]):
         commands: list[Command] = self._without_lease()
         if told:
             commands.append(Say(HandoffFailed(**self._ours(), code=code, message=reason)))
-        self._ok, self._reason = ok, reason
+        self._ok, self._reason, self._code = ok, reason, code
         self._move(SendState.ENDING)
         return commands + self._end_if_quiet()
 

@@ -233,7 +233,7 @@ def hears(machine: send.HandoffSender, message: Any) -> list[Any]:
 
 
 def pull(*copies: tuple[str, int, int], first_tag: int = 1) -> Pull:
-    made = tuple(Copy(region=region, offset=offset, num_bytes=size, tag=first_tag + i) for i, (region, offset, size) in enumerate(copies))  # type: ignore[arg-type]
+    made = tuple(Copy(region=region, offset=offset, num_bytes=size, tag=first_tag + i) for i, (region, offset, size) in enumerate(copies))
     return Pull(**ABOUT_D, copies=made)
 
 
@@ -375,7 +375,8 @@ SEND_EVENTS: list[object] = [
 @given(st.lists(st.sampled_from(SEND_EVENTS), max_size=25))
 @settings(max_examples=300)
 def test_in_any_order_p_ends_once_and_never_frees_under_a_send(events: list[object]) -> None:
-    machine, commands = new_sender(), []
+    machine = new_sender()
+    commands: list[Any] = []
     for event in events:
         try:
             answer = machine.handle(event)
@@ -407,7 +408,8 @@ RECEIVE_EVENTS: list[object] = [
 @given(st.lists(st.sampled_from(RECEIVE_EVENTS), max_size=30))
 @settings(max_examples=300)
 def test_in_any_order_d_ends_once_and_commits_only_with_everything(events: list[object]) -> None:
-    machine, commands = new_receiver(), []
+    machine = new_receiver()
+    commands: list[Any] = []
     for event in events:
         try:
             answer = machine.handle(event)

@@ -80,11 +80,15 @@ class PrefillPeers:
         self._tasks: dict[Epoch, asyncio.Task[None]] = {}
 
     def update(self, places: tuple[PrefillPlace, ...]) -> None:
-        """The router's word on who lives: dial the new ones, drop the others."""
+        """The router's word on who lives: dial the new ones, drop the others, and tell again what is known of the rest: a router that
+        was started anew doesn't know.
+        """
         named = {place.epoch: place for place in places}
         for epoch in self._peers.keys() - named.keys():
             self._peers.pop(epoch)
             self._tasks.pop(epoch).cancel()
+        for peer in self._peers.values():
+            peer.report()
         for epoch in named.keys() - self._peers.keys():
             peer = PrefillPeer(named[epoch], self._ourselves, self._callbacks)
             self._peers[epoch] = peer
@@ -118,6 +122,7 @@ class PrefillPeer:
         self.place, self._ourselves, self._callbacks = place, ourselves, callbacks
         self.connection: Connection | None = None
         """Only while paired."""
+        self._refused: PairingRefused | None = None
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._broken: asyncio.Future[str] | None = None
         self._heard_at = 0.0
@@ -139,7 +144,15 @@ class PrefillPeer:
                 await asyncio.sleep(REDIAL_S)
         except PairingRefused as refused:
             log.error("not paired with %s: %s: %s", self.place.worker_id, refused.field, refused)
-            self._callbacks.on_refused(self.place.epoch, refused.field, str(refused))
+            self._refused = refused
+            self.report()
+
+    def report(self) -> None:
+        """How the pairing went, if that is known."""
+        if self.connection is not None:
+            self._callbacks.on_paired(self.place.epoch)
+        elif self._refused is not None:
+            self._callbacks.on_refused(self.place.epoch, self._refused.field, str(self._refused))
 
     async def _pair_once(self) -> None:
         """From dialing to losing it. Returns when it's worth trying again."""
@@ -188,7 +201,7 @@ class PrefillPeer:
         self._heard_at = time.monotonic()
         connection.on_lost(self._break)
         log.info("paired with prefill worker %s", self.place.worker_id)
-        self._callbacks.on_paired(self.place.epoch)
+        self.report()
         reason = "the router doesn't name it any more"
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -66,7 +66,7 @@ class DecodeWorker:
             on_message=lambda epoch, message: self.requests.on_peer_message(epoch, message),
             on_paired=self._on_paired,
             on_refused=self._on_refused,
-            on_lost=lambda epoch, reason: self.requests.on_peer_lost(epoch, reason),
+            on_lost=self._on_lost,
         )
         ourselves = Ourselves(epoch=self.epoch, fingerprint=self._fingerprint, transport=self._transport)
         self._peers = PrefillPeers(ourselves, callbacks, spawn=lambda work: tasks.create_task(work))
@@ -108,6 +108,10 @@ class DecodeWorker:
 
     def _on_refused(self, peer: Epoch, field: str, reason: str) -> None:
         self._link.send(Paired(epoch=self.epoch, peer=peer, ok=False, field=field, reason=reason))
+
+    def _on_lost(self, peer: Epoch, reason: str) -> None:
+        self._link.send(Paired(epoch=self.epoch, peer=peer, ok=False, reason=reason))
+        self.requests.on_peer_lost(peer, reason)
 
     def _heartbeat(self) -> Heartbeat:
         counters = self.bridge.counters | dict(self.requests.counts)

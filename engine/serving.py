@@ -49,7 +49,11 @@ def make_hello(
             speculation=core.config.speculation,
         ),
         peer_address=peer_address,
-        info={"kernels": f"{core.kernels.name}: {core.kernels.reason}", "transport": transport},
+        info={
+            "kernels": f"{core.kernels.name}: {core.kernels.reason}",
+            "transport": transport,
+            "vocab_size": str(core.model_info.vocab_size),
+        },
     )
 
 

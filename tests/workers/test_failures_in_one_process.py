@@ -18,6 +18,12 @@ from transfer.loopback import Faults
 LONG = 40
 
 
+def was_cancelled(story: Story) -> bool:
+    """P may have been told first, and have told D."""
+    ending = story.decode_ending
+    return isinstance(ending, Cancelled) or (isinstance(ending, Failed) and ending.message == "the request was cancelled")
+
+
 async def still_works(cluster: Together) -> None:
     story = await cluster.router.ask("afterwards", prompt(LONG), max_tokens=4)
     assert isinstance(await story.end(), Finished)
@@ -38,8 +44,8 @@ async def test_cancels_at_random_stages_leave_both_pools_whole(checkpoint: Path)
 
         stories = await asyncio.gather(*(one(f"r{i}") for i in range(60)))
         for story in stories:
-            if isinstance(story.decode_ending, Failed):  # P was told first, and told D
-                assert story.decode_ending.message == "the request was cancelled"
+            if isinstance(story.decode_ending, Failed):
+                assert was_cancelled(story)
         assert any(isinstance(story.decode_ending, Cancelled) for story in stories)
         await still_works(cluster)
 
@@ -108,7 +114,8 @@ async def test_a_restarted_router_finds_idle_workers(checkpoint: Path) -> None:
         for epoch in cluster.router.hellos:
             await cluster.router.tell(epoch, HelloAgain(epoch=Epoch("the next router")))
         for story in (running, waiting):
-            assert isinstance(await story.end(), Cancelled)
+            await story.end()
+            assert was_cancelled(story)
         await still_works(cluster)
 
 

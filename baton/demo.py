@@ -88,23 +88,24 @@ async def _ask(client: httpx.AsyncClient, url: str, prompt: str, max_tokens: int
 
 
 async def _tell_handoff(client: httpx.AsyncClient, url: str, answer: Answer) -> None:
-    totals = {
-        sample.name: sample.value
-        for family in text_string_to_metric_families((await client.get(f"{url}/metrics")).text)
-        for sample in family.samples
-        if not sample.labels
-    }
-    out.print("[bold]3.[/bold] What went over from the prefill worker to the decode worker:")
-    moved = totals.get("baton_transfer_bytes_total", 0.0)
-    tail_ms = 1000 * totals.get("baton_ttft_transfer_seconds_sum", 0.0)
+    totals = _metrics((await client.get(f"{url}/metrics")).text)
+    moved = totals["baton_transfer_bytes_total"]
+    tail_ms = 1000 * totals["baton_ttft_part_seconds_sum transfer"]
+    accepted, proposed = totals["baton_draft_tokens_total accepted"], totals["baton_draft_tokens_total proposed"]
+    out.print("[bold]3.[/bold] What the prefill worker handed over to the decode worker:")
     out.print(
-        f"   h({len(answer.prompt_ids) - 1}) and its KV blocks: {moved / 1024:.0f} KiB over UCX, {tail_ms:.1f} ms after prefill ended"
+        f"   h({len(answer.prompt_ids) - 1}) and its KV blocks: {moved / 1024:.0f} KiB over UCX, in D {tail_ms:.1f} ms after prefill ended"
     )
-    proposed, accepted = totals.get("baton_drafts_proposed_total", 0.0), totals.get("baton_drafts_accepted_total", 0.0)
     out.print(
         f"   first token after {1000 * answer.first_token_s:.0f} ms, {len(answer.token_ids)} tokens in {1000 * answer.total_s:.0f} ms"
     )
     out.print(f"   drafts accepted: {accepted:.0f} of {proposed:.0f}")
+
+
+def _metrics(text: str) -> dict[str, float]:
+    """Value by sample name and label values, for instance 'baton_draft_tokens_total accepted'."""
+    families = text_string_to_metric_families(text)
+    return {" ".join((s.name, *s.labels.values())): s.value for family in families for s in family.samples}
 
 
 def _compare(path: Path, answer: Answer, max_tokens: int) -> None:

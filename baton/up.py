@@ -83,10 +83,11 @@ def cluster_specs(settings: UpSettings, config: Path | None = None) -> list[Spec
     shared = ("--model", model, "--control", control, *(("--config", str(config)) if config else ()))
     worker = (*shared, "--threads", str(threads))
     name = settings.served_model_name
-    router = (*shared, "--host", settings.host, "--port", str(settings.port), *(("--served-model-name", name) if name else ()))
+    enough = ("--min-prefill", str(settings.prefill), "--min-decode", str(settings.decode))  # /ready waits for all of them
+    http = ("--host", settings.host, "--port", str(settings.port), *(("--served-model-name", name) if name else ()))
     decode = (*worker, "--speculation", str(settings.speculation))
     return [
-        Spec(name="router", module="router", args=router),
+        Spec(name="router", module="router", args=(*shared, *http, *enough)),
         *(_worker("prefill", i, worker) for i in range(settings.prefill)),
         *(_worker("decode", i, decode) for i in range(settings.decode)),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sysconfig
+from itertools import chain, islice, product
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -17,21 +18,40 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 def train_tokenizer(vocab_size: int) -> Tokenizer:
     """The same tokenizer from the same Python release."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = _with_bytes(models.BPE())
+    tokenizer.train_from_iterator(_corpus(), _trainer(vocab_size))
+    assert tokenizer.get_vocab_size() == vocab_size, "the corpus is too small for this vocabulary"
+    return tokenizer
+
+
+def byte_tokenizer(vocab_size: int) -> Tokenizer:
+    """One token per byte, for checkpoints whose text means nothing. The other ids, which only decode, are pairs of bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = (first + second for first, second in product(alphabet, repeat=2))
+    words = islice(chain(SPECIAL_TOKENS, alphabet, pairs), vocab_size)
+    tokenizer = _with_bytes(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    tokenizer.add_special_tokens(_special_tokens())
+    assert tokenizer.get_vocab_size() == vocab_size, f"a byte tokenizer has {len(SPECIAL_TOKENS) + 256}..65536 tokens"
+    return tokenizer
+
+
+def _with_bytes(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
     # Numbers are cut into single digits: small vocabularies learn arithmetic and line numbers badly otherwise.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    return tokenizer
+
+
+def _trainer(vocab_size: int) -> trainers.BpeTrainer:
+    return trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        special_tokens=_special_tokens(),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(), trainer)
-    assert tokenizer.get_vocab_size() == vocab_size, "the corpus is too small for this vocabulary"
-    return tokenizer
 
 
 def write_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> None:
@@ -47,6 +67,10 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> N
     }
     _write_json(directory / "tokenizer_config.json", config | named)
     _write_json(directory / "special_tokens_map.json", named)
+
+
+def _special_tokens() -> list[AddedToken]:
+    return [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
 
 
 def unprintable_tokens(tokenizer: Tokenizer) -> set[int]:

@@ -20,7 +20,7 @@ from engine.models.parameters import mtp_parameters
 from engine.pools import Pools
 from engine.rows import Row, RowKind
 from kernels.contract import Ops
-from kernels.reference import ReferenceOps
+from kernels.select import select
 
 BLOCK_TOKENS = 4
 MAX_TOKENS = 64
@@ -159,16 +159,13 @@ class OneRequest:
         self.length += count
 
 
-def make_ops(name: str) -> Ops:
-    """An implementation by its ``kernels.select`` name."""
-    from kernels.select import select
-
-    return ReferenceOps() if name == "reference" else select(name).ops  # type: ignore[arg-type]
-
-
-@pytest.fixture(params=["reference", "torch"])
+@pytest.fixture(params=["reference", "torch", "native"])
 def ops(request: pytest.FixtureRequest) -> Ops:
-    return make_ops(request.param)
+    """Every implementation that this machine has."""
+    try:
+        return select(request.param, threads=1).ops
+    except ValueError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

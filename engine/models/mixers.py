@@ -1,6 +1,6 @@
 """The four mixers of Nemotron-H. Each takes the normed input [T, d] of its block and returns what is added to it.
 
-Formulas: shared/reference/models.md section 5 in words, Dao & Gu 2024 (arXiv 2405.21060) for Mamba-2.
+Mamba-2: Dao & Gu 2024, arXiv 2405.21060. The rest is as NVIDIA published the family; tests compare with transformers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The multi-token-prediction module of Nemotron-H: a few sub-blocks over pairs (hidden_t, token_{t+1}).
 
 The entry for a pair is stored at index t+1; index 0 stays empty. Then what exists after n tokens depends on these n
-tokens only. Formulas: shared/reference/models.md section 4.
+tokens only.
 
     u = eh_proj([enorm(Emb(x_{t+1})) ; hnorm(h_t)]);  u += mixer(norm(u)) for each sub-block;  m = final_layernorm(u)
 """

@@ -160,14 +160,28 @@ class EngineCore:
     # --- a step
 
     def step(self) -> list[EngineEvent]:
-        """One batch through the model. A request's own failure ends that request; a failure of the batch ends its requests."""
+        """One batch through the model. A request's own failure ends that request; a failure of the batch ends its requests.
+
+        When the batch holds first chunks, a call that only says so comes before the one that computes: whoever takes the time
+        of a StartedEvent has it before the work, not after.
+        """
         plan = self._scheduler.plan()
         self._stalled = not plan
+        events = self._tell_started(plan)
+        if events or not plan:
+            return events
+        self._scheduler.serve(plan)
+        with torch.inference_mode():
+            self._run(plan, events)
+        self._counts["baton_steps_total"] += 1
+        return events
+
+    def _tell_started(self, plan: Sequence[Planned]) -> list[EngineEvent]:
         events: list[EngineEvent] = []
-        if plan:
-            with torch.inference_mode():
-                self._run(plan, events)
-            self._counts["baton_steps_total"] += 1
+        for active in (planned.active for planned in plan):
+            if not active.started and active.request.origin != "remote":
+                events.append(StartedEvent(key=active.key))
+            active.started = True
         return events
 
     def _run(self, plan: Sequence[Planned], events: list[EngineEvent]) -> None:
@@ -181,14 +195,10 @@ class EngineCore:
     def _begin(self, plan: Sequence[Planned], events: list[EngineEvent]) -> list[tuple[ActiveRequest, Row]]:
         begun: list[tuple[ActiveRequest, Row]] = []
         for planned in plan:
-            active = planned.active
-            if not active.started and active.request.origin != "remote":
-                events.append(StartedEvent(key=active.key))
-            active.started = True
             try:
-                begun.append((active, begin_row(planned)))
+                begun.append((planned.active, begin_row(planned)))
             except StateAuditError as error:
-                self._fail(active, error, events)
+                self._fail(planned.active, error, events)
         return begun
 
     def _forward(self, begun: Sequence[tuple[ActiveRequest, Row]], events: list[EngineEvent]) -> list[RowOutput]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.active import ActiveRequest, Phase, waiting_tokens
@@ -87,10 +87,19 @@ class Scheduler:
     # --- the next step
 
     def plan(self) -> list[Planned]:
-        """The rows of the next step, prefill rows first. Empty when nothing can run before something from outside happens."""
+        """The rows of the next step, prefill rows first. Empty when nothing can run before something from outside happens.
+
+        Asked again before ``serve``, it gives the same rows, but for what came or went meanwhile.
+        """
         self._grow_by_age()
         self._admit()
         return self._compose()
+
+    def serve(self, plan: Sequence[Planned]) -> None:
+        """The plan is run now: its requests had their turn."""
+        for planned in plan:
+            planned.active.last_step = self._steps
+        self._steps += 1
 
     def grant_drafts(self, active: ActiveRequest) -> int:
         """How many drafts the request's next window may have: useful ones that its blocks, with what is free, have room for.
@@ -173,9 +182,6 @@ class Scheduler:
         served = [(active, share) for active, share in zip(ready, shares, strict=True) if share > 0]
         beside_speculation = self._limits.speculation > 0 and any(active.decoding for active, _ in served)
         rows = [self._planned(active, share, beside_speculation) for active, share in served]
-        for row in rows:
-            row.active.last_step = self._steps
-        self._steps += 1
         return sorted(rows, key=lambda row: row.kind.is_window)
 
     def _candidate(self, active: ActiveRequest) -> Candidate:

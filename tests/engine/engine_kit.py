@@ -18,7 +18,7 @@ from engine.config import EngineConfig, KernelChoice
 from engine.core import EngineCore, LoadedModel
 from engine.models.nemotron_h_config import parse_config
 from engine.models.parameters import model_parameters, mtp_parameters
-from engine.request import EngineEvent, EngineRequest, FailedEvent, FinishedEvent, Origin, SealedEvent, TokensEvent
+from engine.request import EngineEvent, EngineRequest, FailedEvent, FinishedEvent, Origin, SealedEvent, StartedEvent, TokensEvent
 from protocol.ids import RequestId, RequestKey
 from protocol.sampling import SamplingParams
 
@@ -105,7 +105,10 @@ class Drive:
         self.events: list[EngineEvent] = []
 
     def step(self) -> list[EngineEvent]:
+        """One batch, and the call that announces its first chunks when there are some."""
         events = self.core.step()
+        if events and all(isinstance(event, StartedEvent) for event in events):
+            events = [*events, *self.core.step()]
         for event in events:
             self.told.setdefault(event.key, Told()).hear(event)
         self.events += events

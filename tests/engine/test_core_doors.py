@@ -202,7 +202,6 @@ def test_no_reservation_overtakes_for_ever_either(make_core: MakeCore) -> None:
     core.submit(request("running", prompt(40), max_tokens=30))
     core.step()
     core.submit(request("long", prompt(60), max_tokens=3))
-    core.step()
     taken = 0
     for number in range(MAX_OVERTAKEN + 5):
         taken += core.reserve(request(f"d{number}", prompt(3), origin="remote", max_tokens=1)) is not None
@@ -280,6 +279,16 @@ def test_load_and_counters_tell_what_is_there(make_core: MakeCore) -> None:
     assert sum(ending.proposed_drafts for ending in told) == counters["baton_proposed_drafts_total"]
     assert sum(ending.accepted_drafts for ending in told) == counters["baton_accepted_drafts_total"]
     assert all(ending.steps + ending.accepted_drafts == 5 for ending in told)
+
+
+def test_a_first_chunk_is_announced_before_it_runs(make_core: MakeCore) -> None:
+    core = make_core()
+    core.submit(request("first", prompt(9), max_tokens=5))
+    assert core.step() == [StartedEvent(key=key("first"))]
+    assert core.counters()["baton_prompt_tokens_total"] == 0
+    assert core.step() == []
+    assert core.counters()["baton_prompt_tokens_total"] == 8
+    assert not any(isinstance(event, StartedEvent) for event in core.step())
 
 
 def test_nothing_to_do_is_no_work(make_core: MakeCore) -> None:

@@ -146,7 +146,7 @@ def plain_state(make_core: MakeCore, kernels: str, tokens: Sequence[int]) -> tor
     """h(len(tokens)) and hidden tail by one plain prefill, alone."""
     core = make_core(kernels=kernels, speculation=0)
     core.submit(request("plain", tokens, origin="seal"))
-    core.step()
+    Drive(core).step()
     return core.pools.slots.tensor[core.pools.slots.tags.index(len(tokens))]
 
 
@@ -182,7 +182,7 @@ def test_mtp_kv_after_n_tokens_is_a_function_of_these_tokens(make_core: MakeCore
     tokens = [*prompt(9), *drive.told[key("decode")].tokens]
     other = make_core(speculation=0)
     other.submit(request("plain", tokens[:-1], origin="seal"))
-    other.step()
+    Drive(other).step()
     for layer, first in ((0, 0), (1, 1)):
         got, expected = (made.pools.kv(layer)[1:9].transpose(0, 1).transpose(1, 2).flatten(2, 3) for made in (core, other))
         torch.testing.assert_close(got[:, :, first : len(tokens) - 1], expected[:, :, first : len(tokens) - 1], rtol=1e-4, atol=1e-4)

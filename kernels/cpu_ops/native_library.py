@@ -55,9 +55,9 @@ _ARGUMENTS: dict[str, list[type]] = {
 }
 
 
-def load_library() -> ctypes.CDLL:
-    """The library with all functions declared. Raises NativeUnavailable with the reason."""
-    path = _find()
+def load_library(path: Path | None = None) -> ctypes.CDLL:
+    """The library at ``path`` (default: the installed one) with all functions declared. Raises NativeUnavailable with the reason."""
+    path = path or _find()
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

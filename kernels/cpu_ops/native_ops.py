@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,8 @@ __all__ = ["NativeOps", "NativeUnavailable", "load"]
 
 PANEL = 16
 """Output columns of a weight panel, as in native/linear.c."""
+HUGE_PAGE = (2 << 20) // 4
+"""Floats of a huge page."""
 MAX_TAPS = 8
 TASK_QUERIES = 48
 """Queries of one attention task, as in native/attention.c: so many query heads at most may share a key/value head."""
@@ -229,7 +232,7 @@ class NativeOps:
         """[count, n, k] -> panels [count, ceil(n/16), k, 16]."""
         count, n, k = weights.shape
         weights = weights.detach().contiguous()
-        panels = torch.empty(count, math.ceil(n / PANEL), k, PANEL)
+        panels = _page_aligned(count, math.ceil(n / PANEL), k, PANEL)
         self._library.baton_pack(_dense(weights), panels.data_ptr(), count, n, k, self.threads)
         return panels
 
@@ -252,6 +255,16 @@ def load(threads: int | None = None) -> NativeOps:
     return ops
 
 
+def _page_aligned(*shape: int) -> Tensor:
+    """Uninitialised; what is as large as a huge page begins on one, so that baton_pack can ask for them."""
+    count = math.prod(shape)
+    if count < HUGE_PAGE:
+        return torch.empty(shape)
+    memory = torch.empty(count + HUGE_PAGE)
+    skip = -(memory.data_ptr() // memory.element_size()) % HUGE_PAGE
+    return memory[skip : skip + count].view(shape)
+
+
 def _dense(tensor: Tensor) -> int:
     """Address of a contiguous fp32 tensor."""
     assert tensor.dtype is torch.float32
@@ -262,8 +275,17 @@ def _dense(tensor: Tensor) -> int:
 def _strided(tensor: Tensor) -> int:
     """Address of an fp32 tensor whose first dimension may have any stride and whose others are contiguous."""
     assert tensor.dtype is torch.float32
-    assert tensor.shape[0] == 0 or tensor[0].is_contiguous()
+    assert tensor.is_contiguous() or _is_dense_inside(tensor.shape, tensor.stride())
     return tensor.data_ptr()
+
+
+def _is_dense_inside(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    step = 1
+    for i in range(len(shape) - 1, 0, -1):
+        if strides[i] != step and shape[i] != 1:
+            return False
+        step *= shape[i]
+    return True
 
 
 def _index(tensor: Tensor) -> int:

@@ -291,7 +291,8 @@ class Fetch(RequestMessage):
 
 
 class Copy(Part):
-    """One contiguous piece. Offsets are into P's region; D posted a receive of the same size under ``tag``."""
+    """One contiguous piece. Offsets are into P's region; D posted receives for it under ``tag`` and
+    those after it, one per message of the transport."""
 
     region: Literal["blocks", "slots"]
     offset: int

@@ -33,28 +33,34 @@ class ArrivingPages:
     """
 
     def __init__(self, layout: Layout, region: RegionName) -> None:
-        self._region = layout.region(region)
-        self._pages: dict[int, _ArrivingPage] = {}
+        self._memory, self._page_bytes = layout.region(region).memory, layout.region(region).page_bytes
+        self._whole: dict[int, int] = {}
+        self._partly: dict[int, _ArrivingPage] = {}
 
     def arrived(self, offset: int, num_bytes: int) -> None:
         """A piece, in bytes of the region; it may span pages."""
-        page_bytes, end = self._region.page_bytes, offset + num_bytes
+        page_bytes, end = self._page_bytes, offset + num_bytes
         while offset < end:
             page = offset // page_bytes
-            stop = min(end, (page + 1) * page_bytes)
-            self._page(page).add(offset - page * page_bytes, stop - page * page_bytes)
+            first = page * page_bytes
+            stop = min(end, first + page_bytes)
+            if stop - offset == page_bytes:
+                self._whole[page] = page_checksum(self._memory[first:stop])
+            else:
+                self._add(page, offset - first, stop - first)
             offset = stop
 
     def checksum(self, page: int) -> int | None:
         """None: not all of it has arrived."""
-        found = self._pages.get(page)
-        return found.checksum() if found else None
+        return self._whole.get(page)
 
-    def _page(self, index: int) -> _ArrivingPage:
-        if index not in self._pages:
-            size = self._region.page_bytes
-            self._pages[index] = _ArrivingPage(self._region.memory[index * size : (index + 1) * size])
-        return self._pages[index]
+    def _add(self, page: int, start: int, stop: int) -> None:
+        if page not in self._partly:
+            self._partly[page] = _ArrivingPage(self._memory[page * self._page_bytes : (page + 1) * self._page_bytes])
+        checksum = self._partly[page].add(start, stop)
+        if checksum is not None:
+            self._whole[page] = checksum
+            del self._partly[page]
 
 
 class _ArrivingPage:
@@ -64,11 +70,10 @@ class _ArrivingPage:
         self._hashed = 0
         self._waiting: dict[int, int] = {}  # start -> stop of pieces that don't join yet
 
-    def add(self, start: int, stop: int) -> None:
+    def add(self, start: int, stop: int) -> int | None:
+        """The checksum, with the last piece."""
         self._waiting[start] = stop
-        while (stop_ := self._waiting.pop(self._hashed, None)) is not None:
-            self._hasher.update(self._memory[self._hashed : stop_])
-            self._hashed = stop_
-
-    def checksum(self) -> int | None:
+        while (joined := self._waiting.pop(self._hashed, None)) is not None:
+            self._hasher.update(self._memory[self._hashed : joined])
+            self._hashed = joined
         return self._hasher.intdigest() if self._hashed == self._memory.nbytes else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.messages import DecodeToPrefill, ErrorCode, PrefillToDecode
-from protocol.regions import RegionName
+from protocol.messages import Copy, DecodeToPrefill, ErrorCode, PrefillToDecode
+from transfer.plan import PlannedCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +27,18 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class PostReceive:
-    """D, for the session: receive into this piece of the own region."""
+class PostReceives:
+    """D, for the session: receive these copies, each under its own tag and those after it. ``batch`` comes back in CopiesEnded."""
 
-    region: RegionName
-    offset: int
-    num_bytes: int
-    tag: int
+    batch: int
+    copies: tuple[tuple[PlannedCopy, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CancelReceives:
-    """D, for the session. Each of them still ends with a CopyEnded."""
+    """D, for the session. Each of these batches still ends with a CopiesEnded."""
 
-    tags: tuple[int, ...]
+    batches: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +63,11 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class PostSend:
-    """P, for the session: send this piece of the own region."""
+class PostSends:
+    """P, for the session: send these pieces of the own regions, each under its own tag and those after it."""
 
-    region: RegionName
-    offset: int
-    num_bytes: int
-    tag: int
+    batch: int
+    copies: tuple[Copy, ...]
 
 
 @dataclass(frozen=True, slots=True)

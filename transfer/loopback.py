@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protocol.errors import PeerLost, TransferError
-from transfer.transport import Operation, TransferCancelled
+from transfer.transport import Operation, Piece, TransferCancelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class Loopback:
         self.random = random.Random(seed)
         self._transports: dict[bytes, LoopbackTransport] = {}
 
-    def transport(self, faults: Faults | None = None) -> LoopbackTransport:
+    def transport(self, faults: Faults | None = None, max_message_bytes: int = 256 << 10) -> LoopbackTransport:
         """A process. ``faults`` befall what it sends."""
-        made = LoopbackTransport(self, f"loopback-{len(self._transports)}".encode(), faults or Faults())
+        made = LoopbackTransport(self, f"loopback-{len(self._transports)}".encode(), faults or Faults(), max_message_bytes)
         self._transports[made.address] = made
         return made
 
@@ -58,10 +58,10 @@ class Loopback:
 class LoopbackTransport:
     name = "loopback"
 
-    def __init__(self, network: Loopback, address: bytes, faults: Faults, max_message_bytes: int = 256 << 10) -> None:
+    def __init__(self, network: Loopback, address: bytes, faults: Faults, max_message_bytes: int) -> None:
         self.network, self.faults, self.max_message_bytes = network, faults, max_message_bytes
         self._address = address
-        self._receives: dict[int, tuple[LoopbackConnection, memoryview, Operation]] = {}
+        self._receives: dict[int, _Receive] = {}
         self._connections: list[LoopbackConnection] = []
         self._sent = 0
         self.dead = False
@@ -105,18 +105,43 @@ class LoopbackTransport:
         """Into the receive posted under ``tag``, if there is one: late and repeated messages find none."""
         if self.dead or sender.dead or tag not in self._receives:
             return
-        connection, into, operation = self._receives.pop(tag)
-        assert connection.peer is sender
-        if len(data) > into.nbytes:
-            operation.finish(TransferError(f"the message under tag {tag} is longer than {into.nbytes} bytes"))
+        receive = self._receives.pop(tag)
+        assert receive.connection.peer is sender
+        if len(data) > receive.into.nbytes:
+            receive.batch.end(receive.index, TransferError(f"the message under tag {tag} is longer than {receive.into.nbytes} bytes"))
             return
-        into[: len(data)] = data
-        operation.finish()
+        receive.into[: len(data)] = data
+        receive.batch.end(receive.index)
+
+
+class _Batch:
+    """Counts the messages of an operation."""
+
+    def __init__(self, count: int, arrived: Callable[[int], None] | None = None) -> None:
+        self.operation = Operation()
+        self._open, self._arrived = count, arrived
+        self._error: TransferError | None = None
+
+    def end(self, index: int, error: TransferError | None = None) -> None:
+        self._open -= 1
+        self._error = self._error or error
+        if error is None and self._arrived is not None:
+            self._arrived(index)
+        if self._open == 0:
+            self.operation.finish(self._error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Receive:
+    connection: LoopbackConnection
+    into: memoryview
+    batch: _Batch
+    index: int
 
 
 class LoopbackConnection:
     def __init__(self, own: LoopbackTransport, peer: LoopbackTransport) -> None:
-        self.own, self.peer = own, peer
+        self.own, self.peer, self.max_message_bytes = own, peer, own.max_message_bytes
         self._loop = asyncio.get_running_loop()
         self._callbacks: list[Callable[[str], None]] = []
         self._lost: str | None = "the peer is dead" if peer.dead else None
@@ -132,34 +157,40 @@ class LoopbackConnection:
         else:
             self._callbacks.append(callback)
 
-    def post_receive(self, into: memoryview, tag: int) -> Operation:
-        assert 1 <= into.nbytes <= self.own.max_message_bytes
-        assert tag not in self.own._receives
-        operation = Operation(tag, into.nbytes)
-        if self._closed or self._lost is not None:
-            operation.finish(self._reason())
-        else:
-            self.own._receives[tag] = (self, into, operation)
-        return operation
+    def post_receive(self, pieces: Sequence[Piece], arrived: Callable[[int], None] | None = None) -> Operation:
+        batch = _Batch(len(pieces), arrived)
+        for index, (into, tag) in enumerate(pieces):
+            assert 1 <= into.nbytes <= self.max_message_bytes
+            assert tag not in self.own._receives
+            if self._closed or self._lost is not None:
+                batch.end(index, self._reason())
+            else:
+                self.own._receives[tag] = _Receive(self, into, batch, index)
+        return batch.operation
 
     def cancel(self, receive: Operation) -> None:
-        """Takes a turn of the loop, like the real one; the message may win the race."""
-        self._loop.call_soon(self._end_receive, receive.tag, TransferCancelled(f"receive {receive.tag} was cancelled"))
+        """Takes a turn of the loop, like the real one; a message may win the race."""
+        for tag in [tag for tag, posted in self.own._receives.items() if posted.batch.operation is receive]:
+            self._loop.call_soon(self._end_receive, tag, TransferCancelled("the receive was cancelled"))
 
-    def send(self, data: memoryview, tag: int) -> Operation:
-        assert 1 <= data.nbytes <= self.own.max_message_bytes
-        operation = Operation(tag, data.nbytes)
+    def send(self, pieces: Sequence[Piece]) -> Operation:
+        batch = _Batch(len(pieces))
+        for index, (data, tag) in enumerate(pieces):
+            self._send(batch, index, data, tag)
+        return batch.operation
+
+    def _send(self, batch: _Batch, index: int, data: memoryview, tag: int) -> None:
+        assert 1 <= data.nbytes <= self.max_message_bytes
         if self._closed or self._lost is not None or self.own.dead or not self.own.count_message():
-            operation.finish(self._reason())
-            return operation
+            batch.end(index, self._reason())
+            return
         draw, faults = self.own.network.random, self.own.faults
         if draw.random() < faults.fail_send:
-            self._loop.call_soon(operation.finish, TransferError("injected send error"))
-            return operation
+            self._loop.call_soon(batch.end, index, TransferError("injected send error"))
+            return
         for _ in range(2 if draw.random() < faults.duplicate else 1):
             self._loop.call_later(draw.random() * faults.delay_s, self._deliver, data, tag)
-        self._loop.call_later(faults.delay_s, operation.finish, None)
-        return operation
+        self._loop.call_later(faults.delay_s, batch.end, index)
 
     def close(self) -> None:
         if self._closed:
@@ -190,12 +221,13 @@ class LoopbackConnection:
             callback(self._lost)
 
     def _end_receives(self) -> None:
-        for tag in [tag for tag, (connection, _, _) in self.own._receives.items() if connection is self]:
+        for tag in [tag for tag, posted in self.own._receives.items() if posted.connection is self]:
             self._end_receive(tag, self._reason())
 
     def _end_receive(self, tag: int, error: TransferError) -> None:
         if tag in self.own._receives:
-            self.own._receives.pop(tag)[2].finish(error)
+            posted = self.own._receives.pop(tag)
+            posted.batch.end(posted.index, error)
 
     def _reason(self) -> TransferError:
         if self.own.dead:

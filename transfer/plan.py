@@ -48,6 +48,11 @@ def _runs(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, i
             first = index
 
 
+def cut(num_bytes: int, max_bytes: int) -> list[tuple[int, int]]:
+    """(start, length) of the messages that carry a copy. Both ends cut alike; message i goes under the copy's tag + i."""
+    return [(start, min(max_bytes, num_bytes - start)) for start in range(0, num_bytes, max_bytes)]
+
+
 def blocks_for(position: int, block_tokens: int) -> int:
     """How many blocks hold positions [0, position)."""
     return -(-position // block_tokens)

@@ -12,20 +12,22 @@ All or nothing: Commit comes once, after every needed byte has arrived and match
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
 
 from protocol.errors import PeerLost, TransferError
 from protocol.ids import Epoch, RequestKey
 from protocol.messages import Copy, ErrorCode, Fetch, Fingerprint, HandoffFailed, Manifest, Pull, Ready, Release
-from transfer.commands import CancelReceives, Commit, Ended, Fail, PostReceive, Say, Verify
+from transfer.commands import CancelReceives, Commit, Ended, Fail, PostReceives, Say, Verify
 from transfer.fingerprint import first_difference
 from transfer.lifecycle import Lifecycle
-from transfer.plan import PlannedCopy, blocks_for, plan_pages
+from transfer.plan import PlannedCopy, blocks_for, cut, plan_pages
 
-Command = Say | Ended | PostReceive | CancelReceives | Verify | Commit | Fail
+Command = Say | Ended | PostReceives | CancelReceives | Verify | Commit | Fail
 TAGS_PER_HANDOFF = 1 << 24
+COPY_BYTES = 4 << 20
+"""Longest copy of a Pull. Transports cut it into messages."""
 
 
 class ReceiveState(Enum):
@@ -50,10 +52,10 @@ class FromPrefill:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyEnded:
-    """A posted receive is over and won't write any more. ``error`` None: all of its bytes arrived."""
+class CopiesEnded:
+    """A batch of receives is over and won't write any more. ``error`` None: all of its bytes arrived."""
 
-    tag: int
+    batch: int
     error: TransferError | None = None
 
 
@@ -79,7 +81,7 @@ class PeerGone:
     reason: str
 
 
-_REMOTE = frozenset({FromPrefill, CopyEnded, Cancelled, PeerGone})
+_REMOTE = frozenset({FromPrefill, CopiesEnded, Cancelled, PeerGone})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +110,6 @@ class Reservation:
         assert self.position >= 1
         assert len(self.blocks) == blocks_for(self.position, self.fingerprint.block_tokens), (len(self.blocks), self.position)
         assert 0 <= self.have_blocks <= len(self.blocks)
-
-
-@dataclass(slots=True)
-class _Pieces:
-    """Copies under way and done, by tag."""
-
-    open: set[int] = field(default_factory=set)
-    next_tag: int = 0
-    num_bytes: int = 0
 
 
 class HandoffReceiver(Lifecycle[ReceiveState]):
@@ -148,24 +141,13 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
         self.stale = 0
         """Messages and completions that were not about this attempt any more."""
         self._sources: dict[int, int] = {}  # block index in the request -> P's block id, as far as pulled
-        self._pieces = _Pieces(next_tag=reservation.first_tag)
+        self.num_bytes = 0
+        """Bytes asked for so far."""
+        self.in_flight: set[int] = set()
+        """Batches that may still write."""
+        self._next_tag = reservation.first_tag
         self._manifest: Manifest | None = None
         self._reason = ""
-
-    @property
-    def in_flight(self) -> int:
-        """Receives that may still write."""
-        return len(self._pieces.open)
-
-    @property
-    def posted(self) -> int:
-        """Receives so far."""
-        return self._pieces.next_tag - self.reservation.first_tag
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes asked for so far."""
-        return self._pieces.num_bytes
 
     # ---- events --------------------------------------------------------------------------------------------------
 
@@ -187,11 +169,11 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
             return self._give_up("transfer_failed", f"{message.type} after the manifest")
         return self._ready(message) if isinstance(message, Ready) else self._sealed(message)
 
-    def _on_CopyEnded(self, event: CopyEnded) -> list[Command]:
-        if event.tag not in self._pieces.open:
+    def _on_CopiesEnded(self, event: CopiesEnded) -> list[Command]:
+        if event.batch not in self.in_flight:
             self.stale += 1
             return []
-        self._pieces.open.remove(event.tag)
+        self.in_flight.remove(event.batch)
         if self.state is ReceiveState.ENDING:
             return self._end_if_quiet()
         if event.error is not None:
@@ -267,30 +249,28 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
             return self._give_up("transfer_failed", str(error))
         if not planned:
             return []
-        posts = [self._post(copy) for copy in planned]
-        copies = tuple(
-            Copy(region=copy.region, offset=copy.source_offset, num_bytes=copy.num_bytes, tag=post.tag)
-            for copy, post in zip(planned, posts, strict=True)
-        )
-        return [*posts, Say(Pull(**self._ours(), copies=copies))]
+        batch = self._next_tag
+        self.in_flight.add(batch)
+        tagged = tuple((copy, self._take_tags(copy)) for copy in planned)
+        copies = tuple(Copy(region=copy.region, offset=copy.source_offset, num_bytes=copy.num_bytes, tag=tag) for copy, tag in tagged)
+        return [PostReceives(batch, tagged), Say(Pull(**self._ours(), copies=copies))]
 
     def _plan(self, source: Sequence[int], target: Sequence[int], slot: int | None) -> list[PlannedCopy]:
         ours = self.reservation
-        planned = plan_pages("blocks", ours.fingerprint.block_bytes, source, target, ours.max_bytes)
+        planned = plan_pages("blocks", ours.fingerprint.block_bytes, source, target, COPY_BYTES)
         if slot is not None:
-            planned += plan_pages("slots", ours.fingerprint.slot_bytes, [slot], [ours.slot], ours.max_bytes)
+            planned += plan_pages("slots", ours.fingerprint.slot_bytes, [slot], [ours.slot], COPY_BYTES)
         return planned
 
-    def _post(self, copy: PlannedCopy) -> PostReceive:
-        tag = self._pieces.next_tag
-        assert tag < self.reservation.first_tag + TAGS_PER_HANDOFF
-        self._pieces.next_tag += 1
-        self._pieces.num_bytes += copy.num_bytes
-        self._pieces.open.add(tag)
-        return PostReceive(copy.region, copy.target_offset, copy.num_bytes, tag)
+    def _take_tags(self, copy: PlannedCopy) -> int:
+        tag = self._next_tag
+        self._next_tag += len(cut(copy.num_bytes, self.reservation.max_bytes))
+        assert self._next_tag <= self.reservation.first_tag + TAGS_PER_HANDOFF
+        self.num_bytes += copy.num_bytes
+        return tag
 
     def _verify_if_complete(self) -> list[Command]:
-        if self.state is not ReceiveState.SEALED or self._pieces.open:
+        if self.state is not ReceiveState.SEALED or self.in_flight:
             return []
         if not self.reservation.checksums:
             return self._commit()
@@ -309,12 +289,12 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
         self._move(ReceiveState.ENDING)
         self._reason = reason
         commands: list[Command] = [Say(Release(**self._ours(), ok=False, reason=reason))]
-        if self._pieces.open:
-            commands.append(CancelReceives(tuple(sorted(self._pieces.open))))
+        if self.in_flight:
+            commands.append(CancelReceives(tuple(sorted(self.in_flight))))
         return commands + self._end_if_quiet()
 
     def _end_if_quiet(self) -> list[Command]:
-        if self._pieces.open:
+        if self.in_flight:
             return []
         self._move(ReceiveState.ENDED)
         return [Ended(ok=False, reason=self._reason)]

@@ -11,7 +11,7 @@ Only pages that are ready and belong to this request are ever sent, whatever D a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
@@ -19,10 +19,10 @@ from typing import ClassVar
 from protocol.errors import TransferError
 from protocol.ids import Epoch, RequestKey
 from protocol.messages import Copy, ErrorCode, Fetch, Fingerprint, HandoffFailed, Manifest, Pull, Ready, Release, Timing
-from transfer.commands import Compute, Ended, EndLease, GrantLease, PostSend, Refuse, Say
+from transfer.commands import Compute, Ended, EndLease, GrantLease, PostSends, Refuse, Say
 from transfer.lifecycle import Lifecycle
 
-Command = Say | Ended | PostSend | Compute | Refuse | GrantLease | EndLease
+Command = Say | Ended | PostSends | Compute | Refuse | GrantLease | EndLease
 
 
 class SendState(Enum):
@@ -70,10 +70,10 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyEnded:
-    """A posted send doesn't read its pages any more."""
+class CopiesEnded:
+    """A batch of sends doesn't read its pages any more."""
 
-    tag: int
+    batch: int
     error: TransferError | None = None
 
 
@@ -97,7 +97,7 @@ class LeaseOver:
     """The lease ran out by P's clock."""
 
 
-_REMOTE = frozenset({FromDecode, CopyEnded, GaveUp, PeerGone, PrefillAsked})
+_REMOTE = frozenset({FromDecode, CopiesEnded, GaveUp, PeerGone, PrefillAsked})
 _ENGINE = frozenset({BlocksReady, Sealed})
 
 
@@ -137,14 +137,10 @@ class HandoffSender(Lifecycle[SendState]):
         self._blocks: dict[int, int] = {}  # block index in the request -> own block id, final ones only
         self._ready: set[int] = set()  # the ids among them
         self._sealed: Sealed | None = None
-        self._open: set[int] = set()
+        self.in_flight: set[int] = set()
+        """Batches of sends that still read pages."""
         self._ok, self._reason = False, ""
         self._code: ErrorCode | None = None
-
-    @property
-    def in_flight(self) -> int:
-        """Sends that still read pages."""
-        return len(self._open)
 
     @property
     def decode_epoch(self) -> Epoch | None:
@@ -196,11 +192,11 @@ class HandoffSender(Lifecycle[SendState]):
         self._move(SendState.SEALED)
         return [*self._lease(), *([self._manifest()] if self._asked else [])]
 
-    def _on_CopyEnded(self, event: CopyEnded) -> list[Command]:
-        if event.tag not in self._open:
+    def _on_CopiesEnded(self, event: CopiesEnded) -> list[Command]:
+        if event.batch not in self.in_flight:
             self.stale += 1
             return []
-        self._open.remove(event.tag)
+        self.in_flight.remove(event.batch)
         if self.state is SendState.ENDING:
             return self._end_if_quiet()
         return [] if event.error is None else self._end(str(event.error), "transfer_failed")
@@ -243,20 +239,17 @@ class HandoffSender(Lifecycle[SendState]):
         problem = self._problem(message.copies)
         if problem is not None:
             return self._end(problem, "transfer_failed")
-        for copy in message.copies:
-            self._open.add(copy.tag)
-            self.num_bytes += copy.num_bytes
-        sends = [PostSend(copy.region, copy.offset, copy.num_bytes, copy.tag) for copy in message.copies]
-        return [*(self._lease() if self.state is SendState.SEALED else []), *sends]
+        batch = message.copies[0].tag
+        self.in_flight.add(batch)
+        self.num_bytes += sum(copy.num_bytes for copy in message.copies)
+        return [*(self._lease() if self.state is SendState.SEALED else []), PostSends(batch, message.copies)]
 
-    def _problem(self, copies: Iterable[Copy]) -> str | None:
+    def _problem(self, copies: Sequence[Copy]) -> str | None:
         if not self._asked:
             return "pull before fetch"
-        tags = set(self._open)
+        if not copies or copies[0].tag in self.in_flight:
+            return "a pull of nothing, or of what is on its way"
         for copy in copies:
-            if copy.tag in tags:
-                return f"tag {copy.tag} is in use"
-            tags.add(copy.tag)
             if not self._lies_in_ready_pages(copy):
                 return f"{copy.num_bytes} bytes at {copy.offset} of {copy.region} are not in this request's ready pages"
         return None
@@ -322,7 +315,7 @@ class HandoffSender(Lifecycle[SendState]):
         return commands + self._end_if_quiet()
 
     def _end_if_quiet(self) -> list[Command]:
-        if self._open:
+        if self.in_flight:
             return []
         self._move(SendState.ENDED)
         return [Ended(ok=self._ok, reason=self._reason)]

@@ -13,9 +13,23 @@ from typing import Generic, TypeVar
 from protocol.regions import RegionName
 from transfer import receive, send
 from transfer.checksums import ArrivingPages
-from transfer.commands import CancelReceives, Commit, Compute, Ended, EndLease, Fail, GrantLease, PostReceive, PostSend, Refuse, Say, Verify
+from transfer.commands import (
+    CancelReceives,
+    Commit,
+    Compute,
+    Ended,
+    EndLease,
+    Fail,
+    GrantLease,
+    PostReceives,
+    PostSends,
+    Refuse,
+    Say,
+    Verify,
+)
 from transfer.layout import Layout
-from transfer.transport import Connection, Operation
+from transfer.plan import cut
+from transfer.transport import Connection, Operation, Piece
 
 CommandT = TypeVar("CommandT")
 ReceiveCommand = Say | Fail | Commit | Ended
@@ -56,10 +70,12 @@ class ReceiveSession:
         layout: Layout,
         on_command: Callable[[ReceiveCommand], None],
     ) -> None:
+        assert machine.reservation.max_bytes == connection.max_message_bytes
         self.machine = machine
         self._connection, self._layout, self._on_command = connection, layout, on_command
         self._events: _Events[receive.Command] = _Events(machine.handle, self._do)
         self._open: dict[int, Operation] = {}
+        self._checksums = machine.reservation.checksums
         self._arriving: dict[RegionName, ArrivingPages] = {
             "blocks": ArrivingPages(layout, "blocks"),
             "slots": ArrivingPages(layout, "slots"),
@@ -71,28 +87,36 @@ class ReceiveSession:
 
     def _do(self, command: receive.Command) -> None:
         match command:
-            case PostReceive():
+            case PostReceives():
                 self._post(command)
             case CancelReceives():
-                for tag in command.tags:
-                    if tag in self._open:
-                        self._connection.cancel(self._open[tag])
+                for batch in command.batches:
+                    if batch in self._open:
+                        self._connection.cancel(self._open[batch])
             case Verify():
                 self._verify(command)
             case _:
                 self._on_command(command)
 
-    def _post(self, command: PostReceive) -> None:
-        memory = self._layout.region(command.region).memory[command.offset : command.offset + command.num_bytes]
-        operation = self._connection.post_receive(memory, command.tag)
-        self._open[command.tag] = operation
-        operation.when_finished(lambda ended: self._ended(command, ended))
+    def _post(self, command: PostReceives) -> None:
+        pieces: list[Piece] = []
+        places: list[tuple[RegionName, int, int]] = []
+        for copy, tag in command.copies:
+            memory = self._layout.region(copy.region).memory
+            for index, (start, length) in enumerate(cut(copy.num_bytes, self._connection.max_message_bytes)):
+                offset = copy.target_offset + start
+                pieces.append((memory[offset : offset + length], tag + index))
+                places.append((copy.region, offset, length))
+        operation = self._connection.post_receive(pieces, (lambda index: self._arrived(*places[index])) if self._checksums else None)
+        self._open[command.batch] = operation
+        operation.when_finished(lambda ended: self._ended(command.batch, ended))
 
-    def _ended(self, command: PostReceive, operation: Operation) -> None:
-        self._open.pop(command.tag, None)
-        if operation.error is None and self.machine.reservation.checksums:
-            self._arriving[command.region].arrived(command.offset, command.num_bytes)
-        self.feed(receive.CopyEnded(command.tag, operation.error))
+    def _arrived(self, region: RegionName, offset: int, num_bytes: int) -> None:
+        self._arriving[region].arrived(offset, num_bytes)
+
+    def _ended(self, batch: int, operation: Operation) -> None:
+        del self._open[batch]
+        self.feed(receive.CopiesEnded(batch, operation.error))
 
     def _verify(self, command: Verify) -> None:
         blocks = tuple(self._checksum("blocks", block) for block in command.blocks)
@@ -123,13 +147,19 @@ class SendSession:
         self._events.feed(event)
 
     def _do(self, command: send.Command) -> None:
-        if isinstance(command, PostSend):
+        if isinstance(command, PostSends):
             self._send(command)
         else:
             self._on_command(command)
 
-    def _send(self, command: PostSend) -> None:
+    def _send(self, command: PostSends) -> None:
         assert self.connection is not None, "D pulls from a P that isn't connected to it"
-        memory = self._layout.region(command.region).memory[command.offset : command.offset + command.num_bytes]
-        operation = self.connection.send(memory, command.tag)
-        operation.when_finished(lambda ended: self.feed(send.CopyEnded(ended.tag, ended.error)))
+        pieces: list[Piece] = []
+        for copy in command.copies:
+            memory = self._layout.region(copy.region).memory[copy.offset : copy.offset + copy.num_bytes]
+            pieces += [
+                (memory[start : start + length], copy.tag + index)
+                for index, (start, length) in enumerate(cut(copy.num_bytes, self.connection.max_message_bytes))
+            ]
+        operation = self.connection.send(pieces)
+        operation.when_finished(lambda ended: self.feed(send.CopiesEnded(command.batch, ended.error)))

@@ -8,7 +8,7 @@ thing that makes pages reusable. All of it happens on one asyncio loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from protocol.errors import TransferError
@@ -18,16 +18,19 @@ class TransferCancelled(TransferError):
     """Somebody called ``cancel``, or closed the connection."""
 
 
+Piece = tuple[memoryview, int]
+"""Bytes of one message, at most the transport's ``max_message_bytes``, and its tag."""
+
+
 class Operation:
-    """One posted receive or send."""
+    """One posted batch of receives or sends. It has finished when none of its messages is under way any more."""
 
-    __slots__ = ("_callbacks", "error", "finished", "num_bytes", "tag")
+    __slots__ = ("_callbacks", "error", "finished")
 
-    def __init__(self, tag: int, num_bytes: int) -> None:
-        self.tag, self.num_bytes = tag, num_bytes
+    def __init__(self) -> None:
         self.finished = False
         self.error: TransferError | None = None
-        """None after a good end: PeerLost, TransferCancelled or TransferError otherwise."""
+        """None after a good end, or the first thing that went wrong: PeerLost, TransferCancelled, TransferError."""
         self._callbacks: list[Callable[[Operation], None]] = []
 
     def when_finished(self, callback: Callable[[Operation], None]) -> None:
@@ -58,6 +61,8 @@ class Operation:
 class Connection(Protocol):
     """To one life of one peer."""
 
+    max_message_bytes: int
+
     @property
     def lost(self) -> str | None:
         """Why the peer is gone, or None."""
@@ -65,13 +70,13 @@ class Connection(Protocol):
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Called once, with the reason, when the peer dies (at once if it is lost already); not after ``close``."""
 
-    def post_receive(self, into: memoryview, tag: int) -> Operation:
-        """``into``: writable bytes, at most the transport's ``max_message_bytes``."""
+    def post_receive(self, pieces: Sequence[Piece], arrived: Callable[[int], None] | None = None) -> Operation:
+        """Into writable memory. ``arrived(i)`` is called soon after piece i has come, whole and for good."""
 
     def cancel(self, receive: Operation) -> None:
         """Asks for the end of a receive, which comes later: with its bytes if they were on their way, else with TransferCancelled."""
 
-    def send(self, data: memoryview, tag: int) -> Operation: ...
+    def send(self, pieces: Sequence[Piece]) -> Operation: ...
 
     def close(self) -> None:
         """Every open operation ends before this returns. May be called twice. The peer isn't told: say goodbye by message."""

@@ -9,26 +9,24 @@ Why it is as it is (measured; ``docs/decisions`` has the figures):
 - No message is longer than one transport segment. UCX copies such a message into the posted receive in one go. A longer one arrives in
   fragments, and when the sender dies between two of them the receive stays open for ever: neither its end nor a cancel is
   ever reported, and its pages could never be reused.
-- UCXX can't cancel one receive. We send ourselves an empty message under its tag: whichever message comes first ends the receive, and a
-  second receive into scratch swallows the other one.
+- UCXX can't cancel one receive. To do it we send ourselves an empty message under its tag: whichever message comes first ends the
+  receive, and a second receive into scratch swallows the other one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from protocol.errors import PeerLost, TransferError
-from transfer.transport import Operation, TransferCancelled
+from transfer.transport import Operation, Piece, TransferCancelled
 
 MESSAGE_BYTES = 256 << 10
 SEGMENT_BYTES = MESSAGE_BYTES + (8 << 10)
@@ -64,7 +62,8 @@ WATCH_S = 1.0
 CLOSE_NS = 100_000_000
 MAGIC = b"baton-ucx-1"
 ENVELOPE_BYTES = len(MAGIC) + 8
-OK = 0
+OK, IN_PROGRESS = 0, 1
+LOST = "the peer's connection broke"
 CANCELLED = libucxx.UCXCanceledError
 TRUNCATED = libucxx.UCXMessageTruncatedError
 
@@ -168,38 +167,46 @@ class UcxTransport:
             self._turn = None
         until = time.perf_counter() + SLICE_S
         while not self._closed and self._worker.progress_once():
-            for connection in tuple(self._connections):
-                connection.tell_first()
+            self._advance()
             if time.perf_counter() > until:
                 self.wake()
                 return
-        for connection in tuple(self._connections):
-            connection.tell_all()
+        self._advance()
         if not self._closed and not self._worker.arm():
             self.wake()
+
+    def _advance(self) -> None:
+        for connection in tuple(self._connections):
+            connection.advance()
 
     def _on_watch(self) -> None:
         self._watch = self._loop.call_later(WATCH_S, self._on_watch)
         self.wake()
 
 
-class _Posted:
-    """An operation with its UCXX request. ``memory`` stays referenced as long as UCX may touch it."""
+class _Batch:
+    """An operation with its UCXX requests, in order. ``pieces`` keep the memory referenced as long as UCX may touch it."""
 
-    __slots__ = ("cancelled", "memory", "operation", "request")
+    __slots__ = ("arrived", "cancelled", "error", "next", "operation", "pieces", "requests")
 
-    def __init__(self, operation: Operation, request: Any, memory: Any) -> None:
-        self.operation, self.request, self.memory = operation, request, memory
-        self.cancelled = False
+    def __init__(self, pieces: Sequence[Piece], arrived: Callable[[int], None] | None) -> None:
+        self.operation = Operation()
+        self.pieces, self.arrived = pieces, arrived
+        self.requests: list[Any] = []
+        self.next = 0
+        """All requests before this one have ended."""
+        self.cancelled: set[int] = set()
+        self.error: TransferError | None = None
 
 
 class UcxConnection:
     """One endpoint. ``lost`` and ``on_lost`` follow UCX's own word on it."""
 
+    max_message_bytes = MESSAGE_BYTES
+
     def __init__(self, transport: UcxTransport, endpoint: Any) -> None:
         self._transport, self._endpoint = transport, endpoint
-        self._sends: deque[_Posted] = deque()
-        self._receives: deque[_Posted] = deque()
+        self._batches: list[_Batch] = []
         self._nulls: list[Any] = []
         self._sinks: list[Any] = []
         self._callbacks: list[Callable[[str], None]] = []
@@ -218,21 +225,19 @@ class UcxConnection:
         elif not self._closed:
             self._callbacks.append(callback)
 
-    def post_receive(self, into: memoryview, tag: int) -> Operation:
-        assert 1 <= into.nbytes <= MESSAGE_BYTES
-        assert not into.readonly
-        return self._post(self._receives, into, tag, lambda array: self._endpoint.tag_recv(array, Tag(tag)))
+    def post_receive(self, pieces: Sequence[Piece], arrived: Callable[[int], None] | None = None) -> Operation:
+        return self._post(_Batch(pieces, arrived), "tag_recv")
 
-    def send(self, data: memoryview, tag: int) -> Operation:
-        assert 1 <= data.nbytes <= MESSAGE_BYTES
-        return self._post(self._sends, data, tag, lambda array: self._endpoint.tag_send(array, Tag(tag)))
+    def send(self, pieces: Sequence[Piece]) -> Operation:
+        return self._post(_Batch(pieces, None), "tag_send")
 
     def cancel(self, receive: Operation) -> None:
-        posted = next((posted for posted in self._receives if posted.operation is receive), None)
-        if posted is None or posted.cancelled or self._closed or self._broken:
+        batch = next((batch for batch in self._batches if batch.operation is receive), None)
+        if batch is None or batch.cancelled or self._closed or self._broken:
             return
-        posted.cancelled = True
-        self._nulls.append(self._transport.send_nothing_to_self(receive.tag))
+        batch.cancelled = {i for i in range(batch.next, len(batch.requests)) if batch.requests[i].status == IN_PROGRESS}
+        self._nulls = [null for null in self._nulls if not null.completed]
+        self._nulls += [self._transport.send_nothing_to_self(batch.pieces[i][1]) for i in batch.cancelled]
         self._transport.wake()
 
     def close(self) -> None:
@@ -245,33 +250,46 @@ class UcxConnection:
 
     # ---- for the transport ---------------------------------------------------------------------------------------
 
-    def tell_first(self) -> None:
-        """Finished operations at the head of the queues: they mostly finish in order, and this is cheap."""
-        for queue in (self._receives, self._sends):
-            while queue and queue[0].request.completed:
-                self._tell(queue.popleft())
-
-    def tell_all(self) -> None:
-        """Every finished operation, then the loss of the peer, if it was lost."""
+    def advance(self) -> None:
+        """Tells what has ended, then the loss of the peer, if it was lost."""
+        for batch in tuple(self._batches):
+            self._advance(batch)
         if self._broken and not self._closed and self._lost is None:
             self._lose()
-        self._tell_finished()
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
-    def _post(self, queue: deque[_Posted], memory: memoryview, tag: int, post: Callable[[Any], Any]) -> Operation:
-        operation = Operation(tag, memory.nbytes)
+    def _post(self, batch: _Batch, how: str) -> Operation:
+        assert batch.pieces
         if self._closed or self._broken:
-            operation.finish(self._reason())
-            return operation
+            batch.operation.finish(self._reason())
+            return batch.operation
+        post = getattr(self._endpoint, how)
         try:
-            request = post(Array(memory))
-        except libucxx.UCXError as error:
-            operation.finish(PeerLost(str(error)))
-            return operation
-        queue.append(_Posted(operation, request, memory))
+            for memory, tag in batch.pieces:
+                assert memory.nbytes <= MESSAGE_BYTES
+                batch.requests.append(post(Array(memory), Tag(tag)))
+        except libucxx.UCXError as error:  # the rest is never posted; the batch ends with what was
+            batch.error = PeerLost(str(error))
+        self._batches.append(batch)
         self._transport.wake()
-        return operation
+        return batch.operation
+
+    def _advance(self, batch: _Batch) -> None:
+        requests = batch.requests
+        while batch.next < len(requests) and (status := requests[batch.next].status) != IN_PROGRESS:
+            index = batch.next
+            batch.next += 1
+            if index in batch.cancelled:
+                batch.error = batch.error or TransferCancelled("the receive was cancelled")
+                self._swallow_the_other(batch.pieces[index][1])
+            elif status != OK:
+                batch.error = batch.error or self._error(requests[index], batch.pieces[index])
+            elif batch.arrived is not None:
+                batch.arrived(index)
+        if batch.next == len(requests) and batch in self._batches:
+            self._batches.remove(batch)
+            batch.operation.finish(batch.error)
 
     def _on_broken(self, *_: object) -> None:
         """Called by UCX inside progress: nothing but a note may be made here."""
@@ -279,7 +297,7 @@ class UcxConnection:
         self._transport.wake()
 
     def _lose(self) -> None:
-        self._lost = "the peer's connection broke"
+        self._lost = LOST
         self._shut()
         callbacks, self._callbacks = self._callbacks, []
         self._transport.forget(self)
@@ -291,47 +309,31 @@ class UcxConnection:
         self._endpoint.remove_close_callback()
         self._endpoint.close_blocking(CLOSE_NS, 1)
         self._transport.run_down()
-        self._tell_finished()
+        for batch in tuple(self._batches):
+            self._advance(batch)
         self._sinks.clear()
         self._nulls.clear()
-        for posted in itertools.chain(self._receives, self._sends):
-            log.error(
-                "tag %d never ended after its connection did: %d bytes stay reserved", posted.operation.tag, posted.operation.num_bytes
-            )
+        for batch in self._batches:
+            log.error("%d receives never ended after their connection did; their pages stay reserved", len(batch.requests) - batch.next)
         self._endpoint = None
 
-    def _tell_finished(self) -> None:
-        for queue in (self._receives, self._sends):
-            for posted in [posted for posted in queue if posted.request.completed]:
-                if not posted.operation.finished:  # whoever is told may close us, which tells the rest
-                    queue.remove(posted)
-                    self._tell(posted)
-
-    def _tell(self, posted: _Posted) -> None:
-        if posted.cancelled and not self._broken and not self._closed:
-            self._swallow_the_other(posted.operation.tag)
-        posted.operation.finish(self._error(posted))
-
     def _swallow_the_other(self, tag: int) -> None:
+        if self._broken or self._closed:
+            return
         self._sinks = [sink for sink in self._sinks if not sink.completed]
-        self._nulls = [null for null in self._nulls if not null.completed]
         self._sinks.append(self._endpoint.tag_recv(self._transport.scratch(), Tag(tag)))
         self._transport.wake()
 
-    def _error(self, posted: _Posted) -> TransferError | None:
-        if posted.cancelled:
-            return TransferCancelled(f"receive {posted.operation.tag} was cancelled")
-        if posted.request.status == OK:
-            return None
+    def _error(self, request: Any, piece: Piece) -> TransferError:
         try:
-            posted.request.check_error()
+            request.check_error()
         except TRUNCATED:
-            return TransferError(f"the message under tag {posted.operation.tag} is longer than {posted.operation.num_bytes} bytes")
+            return TransferError(f"the message under tag {piece[1]} is longer than {piece[0].nbytes} bytes")
         except CANCELLED:
             return self._reason()
         except libucxx.UCXError as error:
             return PeerLost(str(error))
-        return None
+        raise AssertionError("a request with a bad status has no error")
 
     def _reason(self) -> TransferError:
-        return TransferCancelled("the connection was closed") if self._closed else PeerLost(self._lost or "the peer's connection broke")
+        return TransferCancelled("the connection was closed") if self._closed else PeerLost(LOST)

@@ -85,7 +85,7 @@ class Rig:
     ) -> None:
         self.draw = random.Random(seed)
         self.network = Loopback(seed)
-        self.p_transport, self.d_transport = self.network.transport(faults), self.network.transport()
+        self.p_transport, self.d_transport = self.network.transport(faults, max_bytes), self.network.transport(None, max_bytes)
         count = blocks_for(position, BLOCK_TOKENS)
         self.p_layout, self.d_layout = make_layout(count + 6, 4), make_layout(count + 9, 5)
         fill_random(self.p_layout, self.draw)
@@ -159,7 +159,8 @@ class Rig:
         """Both ends are over, once, with nothing in flight and no byte outside D's pages changed."""
         assert len(self.p.ended) == 1
         assert len(self.d.ended) == 1
-        assert self.sender.machine.in_flight == self.receiver.machine.in_flight == self.d_transport.open_receives == 0
+        assert self.sender.machine.in_flight == self.receiver.machine.in_flight == set()
+        assert self.d_transport.open_receives == 0
         assert self.d.commits + (not self.d.ended[0].ok) == 1
         assert self._rest_of_d() == self.untouched
 

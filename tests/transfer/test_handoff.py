@@ -121,11 +121,11 @@ async def test_pages_stay_pinned_until_the_last_send_has_ended() -> None:
     await rig.settle()
     rig.seal()
     await rig.settle()
-    assert rig.sender.machine.in_flight > 0
+    assert rig.sender.machine.in_flight
     rig.sender.feed(send.LeaseOver())
     assert rig.p.ended == []
     await rig.settle(0.04)
-    assert rig.sender.machine.in_flight == 0
+    assert not rig.sender.machine.in_flight
     rig.check_over()
     assert [fail.code for fail in rig.d.failed] == ["lease_ended"]
 
@@ -151,7 +151,7 @@ async def test_late_messages_of_a_cancelled_hand_off_find_no_pages() -> None:
     await rig.settle()
     rig.seal()
     await rig.settle()
-    assert rig.receiver.machine.in_flight > 0
+    assert rig.receiver.machine.in_flight
     rig.receiver.feed(receive.Cancelled())
     assert rig.d.ended == [], "cancelled, but the transfers aren't over"
     await rig.settle(0.04)

@@ -13,7 +13,20 @@ from protocol.ids import Epoch, RequestId
 from protocol.messages import Copy, Fetch, Fingerprint, HandoffFailed, Manifest, Pull, Ready, Release, Timing
 from tests.transfer.rig import BLOCK_BYTES, D_EPOCH, KEY, P_EPOCH, SLOT_BYTES, make_fingerprint, make_layout
 from transfer import receive, send
-from transfer.commands import CancelReceives, Commit, Compute, Ended, EndLease, Fail, GrantLease, PostReceive, PostSend, Refuse, Say, Verify
+from transfer.commands import (
+    CancelReceives,
+    Commit,
+    Compute,
+    Ended,
+    EndLease,
+    Fail,
+    GrantLease,
+    PostReceives,
+    PostSends,
+    Refuse,
+    Say,
+    Verify,
+)
 
 FINGERPRINT = make_fingerprint(make_layout(10, 3))
 POSITION, BLOCKS, SLOT = 10, (4, 2, 7), 2
@@ -58,7 +71,7 @@ def told(machine: receive.HandoffReceiver, message: Any) -> list[Any]:
 
 
 def posted(commands: list[Any]) -> list[int]:
-    return [command.tag for command in commands if isinstance(command, PostReceive)]
+    return [command.batch for command in commands if isinstance(command, PostReceives)]
 
 
 def asked(**changes: Any) -> receive.HandoffReceiver:
@@ -71,31 +84,45 @@ def asked(**changes: Any) -> receive.HandoffReceiver:
 
 
 def test_receives_are_posted_before_the_pull_that_asks_for_them() -> None:
-    commands = told(asked(), Ready(**ABOUT_P, first_block=0, blocks=(5, 6)))
-    assert [type(command) for command in commands] == [PostReceive, PostReceive, Say]
-    pull = commands[-1].message
-    assert isinstance(pull, Pull)
-    assert [(copy.offset, copy.tag) for copy in pull.copies] == [(5 * BLOCK_BYTES, 1000), (6 * BLOCK_BYTES, 1001)]
-    assert [command.offset for command in commands[:-1]] == [4 * BLOCK_BYTES, 2 * BLOCK_BYTES]
+    post, say = told(asked(), Ready(**ABOUT_P, first_block=0, blocks=(5, 6)))
+    assert isinstance(post, PostReceives)
+    assert isinstance(say.message, Pull)
+    assert [(copy.offset, copy.num_bytes, copy.tag) for copy in say.message.copies] == [
+        (5 * BLOCK_BYTES, BLOCK_BYTES, 1000),
+        (6 * BLOCK_BYTES, BLOCK_BYTES, 1001),
+    ]
+    assert [(copy.target_offset, tag) for copy, tag in post.copies] == [(4 * BLOCK_BYTES, 1000), (2 * BLOCK_BYTES, 1001)]
+
+
+def test_a_copy_takes_a_tag_for_each_message() -> None:
+    post, _ = told(asked(), manifest())
+    assert [(copy.num_bytes, tag) for copy, tag in post.copies] == [
+        (BLOCK_BYTES, 1000),
+        (BLOCK_BYTES, 1001),
+        (BLOCK_BYTES, 1002),
+        (SLOT_BYTES, 1003),
+    ]
+    long_message = new_receiver(max_bytes=40)
+    long_message.handle(receive.Begin())
+    post, _ = told(long_message, manifest())
+    assert [tag for _, tag in post.copies] == [1000, 1002, 1004, 1006]
 
 
 def test_verified_pages_are_committed_then_released() -> None:
     machine = asked()
-    tags = posted(told(machine, manifest()))
-    assert len(tags) == 3 + 2
-    for tag in tags[:-1]:
-        assert machine.handle(receive.CopyEnded(tag)) == []
-    assert machine.handle(receive.CopyEnded(tags[-1])) == [Verify(BLOCKS, SLOT)]
+    (early,) = posted(told(machine, Ready(**ABOUT_P, first_block=0, blocks=P_BLOCKS[:2])))
+    (late,) = posted(told(machine, manifest()))
+    assert machine.handle(receive.CopiesEnded(early)) == []
+    assert machine.handle(receive.CopiesEnded(late)) == [Verify(BLOCKS, SLOT)]
     ends = machine.handle(receive.Verified((11, 12, 13), 14))
     assert ends == [Commit(), Say(Release(**ABOUT_D, ok=True)), Ended(ok=True)]
 
 
 def test_a_prompt_that_d_has_but_for_the_state_needs_only_the_slot() -> None:
     machine = asked(have_blocks=3)
-    tags = posted(told(machine, manifest()))
-    assert len(tags) == 2
-    machine.handle(receive.CopyEnded(tags[0]))
-    assert machine.handle(receive.CopyEnded(tags[1])) == [Verify((), SLOT)]
+    post, _ = told(machine, manifest())
+    assert [copy.region for copy, _ in post.copies] == ["slots"]
+    assert machine.handle(receive.CopiesEnded(post.batch)) == [Verify((), SLOT)]
     assert Commit() in machine.handle(receive.Verified((), 14))
 
 
@@ -103,7 +130,7 @@ def test_a_prompt_that_d_has_but_for_the_state_needs_only_the_slot() -> None:
 def test_a_wrong_checksum_ends_it(blocks: tuple[int, ...], slot: int) -> None:
     machine = asked()
     for tag in posted(told(machine, manifest())):
-        machine.handle(receive.CopyEnded(tag))
+        machine.handle(receive.CopiesEnded(tag))
     commands = machine.handle(receive.Verified(blocks, slot))
     assert [type(command) for command in commands] == [Fail, Say, Ended]
     assert commands[0].code == "transfer_failed"
@@ -154,20 +181,19 @@ def test_ready_blocks_told_twice_are_pulled_once() -> None:
 
 def test_after_a_failure_pages_wait_for_the_last_receive() -> None:
     machine = asked()
-    tags = posted(told(machine, manifest()))
+    batches = posted(told(machine, Ready(**ABOUT_P, first_block=0, blocks=P_BLOCKS[:2]))) + posted(told(machine, manifest()))
     commands = machine.handle(receive.PeerGone("killed"))
     assert commands[0] == Fail("prefill_lost", "killed")
-    assert commands[-1] == CancelReceives(tuple(tags))
-    for tag in tags[:-1]:
-        assert machine.handle(receive.CopyEnded(tag, TransferError("cancelled"))) == []
-    assert machine.handle(receive.CopyEnded(tags[-1])) == [Ended(ok=False, reason="killed")]
+    assert commands[-1] == CancelReceives(tuple(batches))
+    assert machine.handle(receive.CopiesEnded(batches[0], TransferError("cancelled"))) == []
+    assert machine.handle(receive.CopiesEnded(batches[1])) == [Ended(ok=False, reason="killed")]
 
 
 def test_a_lost_peer_and_a_failed_copy_are_told_apart() -> None:
     for error, code in ((PeerLost("gone"), "prefill_lost"), (TransferError("odd"), "transfer_failed")):
         machine = asked()
         tag = posted(told(machine, manifest()))[0]
-        assert machine.handle(receive.CopyEnded(tag, error))[0].code == code
+        assert machine.handle(receive.CopiesEnded(tag, error))[0].code == code
 
 
 def test_what_prefill_says_about_itself_reaches_the_router() -> None:
@@ -189,12 +215,12 @@ def test_stale_messages_are_rejected_by_value(stale: dict[str, Any]) -> None:
 def test_completions_told_twice_or_of_nobody_change_nothing() -> None:
     machine = asked()
     tags = posted(told(machine, manifest()))
-    assert machine.handle(receive.CopyEnded(999)) == []
+    assert machine.handle(receive.CopiesEnded(999)) == []
     for tag in tags:
-        machine.handle(receive.CopyEnded(tag))
-        assert machine.handle(receive.CopyEnded(tag)) == []
+        machine.handle(receive.CopiesEnded(tag))
+        assert machine.handle(receive.CopiesEnded(tag)) == []
     machine.handle(receive.Verified((11, 12, 13), 14))
-    for event in (receive.CopyEnded(tags[0]), receive.Verified((), 0), receive.Cancelled(), receive.PeerGone("x")):
+    for event in (receive.CopiesEnded(tags[0]), receive.Verified((), 0), receive.Cancelled(), receive.PeerGone("x")):
         assert machine.handle(event) == []
     assert told(machine, manifest()) == []
 
@@ -276,7 +302,9 @@ def test_ready_blocks_are_sent_while_the_rest_is_computed() -> None:
     machine.handle(send.BlocksReady(0, (5,)))
     assert hears(machine, Fetch(**ABOUT_D)) == [Say(Ready(**ABOUT_P, first_block=0, blocks=(5,)))]
     assert machine.handle(send.BlocksReady(1, (6,))) == [Say(Ready(**ABOUT_P, first_block=1, blocks=(6,)))]
-    assert hears(machine, pull(("blocks", 5 * BLOCK_BYTES, 2 * BLOCK_BYTES))) == [PostSend("blocks", 5 * BLOCK_BYTES, 2 * BLOCK_BYTES, 1)]
+    assert hears(machine, pull(("blocks", 5 * BLOCK_BYTES, 2 * BLOCK_BYTES))) == [
+        PostSends(1, (Copy(region="blocks", offset=5 * BLOCK_BYTES, num_bytes=2 * BLOCK_BYTES, tag=1),))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -305,7 +333,7 @@ def test_nothing_but_the_sealed_slot_is_sent(copy: tuple[str, int, int]) -> None
     assert isinstance(hears(serving(), pull(copy))[-1], Ended)
 
 
-def test_a_tag_in_use_is_refused() -> None:
+def test_a_batch_on_its_way_is_not_sent_again() -> None:
     machine = serving()
     hears(machine, pull(("slots", P_SLOT * SLOT_BYTES, 10)))
     assert [type(command) for command in hears(machine, pull(("slots", P_SLOT * SLOT_BYTES, 10)))] == [EndLease, Say]
@@ -315,8 +343,8 @@ def test_pages_are_freed_after_the_release_and_the_last_send() -> None:
     machine = serving()
     assert hears(machine, pull(("slots", P_SLOT * SLOT_BYTES, 10), ("blocks", BLOCK_BYTES, 10)))[0] == GrantLease(30.0)
     assert hears(machine, Release(**ABOUT_D, ok=True)) == [EndLease()]
-    assert machine.handle(send.CopyEnded(1)) == []
-    assert machine.handle(send.CopyEnded(2)) == [Ended(ok=True)]
+    assert machine.handle(send.CopiesEnded(2)) == []
+    assert machine.handle(send.CopiesEnded(1)) == [Ended(ok=True)]
 
 
 def test_an_ended_lease_is_said_and_waits_for_the_sends() -> None:
@@ -324,14 +352,14 @@ def test_an_ended_lease_is_said_and_waits_for_the_sends() -> None:
     hears(machine, pull(("slots", P_SLOT * SLOT_BYTES, 10)))
     (said,) = machine.handle(send.LeaseOver())
     assert said.message.code == "lease_ended"
-    assert [type(command) for command in machine.handle(send.CopyEnded(1))] == [Ended]
+    assert [type(command) for command in machine.handle(send.CopiesEnded(1))] == [Ended]
 
 
 @pytest.mark.parametrize("event", [send.GaveUp("internal", "x"), send.PeerGone("x"), send.FromDecode(Release(**ABOUT_D, ok=False))])
 def test_every_way_to_end_frees_once(event: object) -> None:
     for machine in (computing(), serving()):
         assert sum(isinstance(command, Ended) for command in machine.handle(event)) == 1
-        for again in (event, send.PeerGone("y"), sealed(), send.BlocksReady(0, (5,)), send.CopyEnded(1)):
+        for again in (event, send.PeerGone("y"), sealed(), send.BlocksReady(0, (5,)), send.CopiesEnded(1)):
             assert machine.handle(again) == []
 
 
@@ -347,7 +375,7 @@ def test_a_prefill_after_the_decode_worker_gave_up_is_refused() -> None:
 def test_a_failed_send_ends_it() -> None:
     machine = serving()
     hears(machine, pull(("slots", P_SLOT * SLOT_BYTES, 10)))
-    assert [type(command) for command in machine.handle(send.CopyEnded(1, PeerLost("gone")))] == [EndLease, Say, Ended]
+    assert [type(command) for command in machine.handle(send.CopiesEnded(1, PeerLost("gone")))] == [EndLease, Say, Ended]
 
 
 def test_illegal_events_of_the_engine_raise() -> None:
@@ -364,8 +392,8 @@ SEND_EVENTS: list[object] = [
     send.FromDecode(Release(**ABOUT_D, ok=True)),
     send.BlocksReady(0, (5, 6)),
     sealed(),
-    send.CopyEnded(1),
-    send.CopyEnded(2, TransferError("x")),
+    send.CopiesEnded(1),
+    send.CopiesEnded(2, TransferError("x")),
     send.GaveUp("internal", "x"),
     send.PeerGone("x"),
     send.LeaseOver(),
@@ -382,8 +410,8 @@ def test_in_any_order_p_ends_once_and_never_frees_under_a_send(events: list[obje
             answer = machine.handle(event)
         except IllegalTransition:
             continue
-        assert machine.in_flight == 0 or not any(isinstance(command, Ended) for command in answer)
-        assert not any(isinstance(command, PostSend) for command in answer) or Ended not in map(type, commands)
+        assert not machine.in_flight or not any(isinstance(command, Ended) for command in answer)
+        assert not any(isinstance(command, PostSends) for command in answer) or Ended not in map(type, commands)
         commands += answer
     ends = sum(isinstance(command, Ended) for command in commands)
     assert ends == (machine.state is send.SendState.ENDED)
@@ -396,8 +424,8 @@ RECEIVE_EVENTS: list[object] = [
     receive.FromPrefill(Ready(**ABOUT_P, first_block=1, blocks=P_BLOCKS[1:])),
     receive.FromPrefill(manifest()),
     receive.FromPrefill(HandoffFailed(**ABOUT_P, code="internal", message="x")),
-    *(receive.CopyEnded(tag) for tag in range(1000, 1006)),
-    receive.CopyEnded(1002, TransferError("x")),
+    *(receive.CopiesEnded(batch) for batch in range(1000, 1004)),
+    receive.CopiesEnded(1000, TransferError("x")),
     receive.Verified((11, 12, 13), 14),
     receive.Verified((11, 12, 13), 0),
     receive.Cancelled(),
@@ -415,7 +443,7 @@ def test_in_any_order_d_ends_once_and_commits_only_with_everything(events: list[
             answer = machine.handle(event)
         except IllegalTransition:
             continue
-        assert machine.in_flight == 0 or not any(isinstance(command, Ended) for command in answer)
+        assert not machine.in_flight or not any(isinstance(command, Ended) for command in answer)
         if Commit() in answer:
             assert event == receive.Verified((11, 12, 13), 14)
             assert machine.num_bytes == 3 * BLOCK_BYTES + SLOT_BYTES

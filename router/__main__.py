@@ -54,7 +54,8 @@ def serve(
     try:
         settings = load_settings(RouterSettings, "router", flags, config, os.environ)
         _start_logging(settings.log_level)
-        asyncio.run(_run(settings), loop_factory=uvloop.new_event_loop)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(settings))
     except ConfigError as error:
         print(f"baton-router: {error}", file=sys.stderr)
         raise typer.Exit(EXIT_WRONG_SETTING) from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
@@ -94,7 +93,7 @@ def _given_id(scope: Scope) -> str:
     return given if _GOOD_ID.fullmatch(given) else secrets.token_hex(12)
 
 
-def _with_id(send: Send, request_id: str) -> Callable[[Message], object]:
+def _with_id(send: Send, request_id: str) -> Send:
     async def send_with_id(message: Message) -> None:
         if message["type"] == "http.response.start":
             MutableHeaders(scope=message)["x-request-id"] = request_id

@@ -310,12 +310,14 @@ class Cluster:
         self._send(worker, prefill)
 
     def _requeue(self, request: _Request, command: Requeue) -> None:
-        busy = self.table.get(command.busy)
-        if busy is not None:
+        worker = self.table.get(command.declined)
+        if worker is not None and command.draining:
+            worker.draining = True
+        elif worker is not None:
             size = request.order.num_tokens
-            busy.refused_tokens = size if busy.refused_tokens is None else min(size, busy.refused_tokens)
+            worker.refused_tokens = size if worker.refused_tokens is None else min(size, worker.refused_tokens)
         self._unbook(request)
-        request.tried |= {command.busy}
+        request.tried |= {command.declined}
         self._place(request)
 
     def _end(self, request: _Request, ending: Ending) -> None:

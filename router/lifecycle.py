@@ -1,7 +1,7 @@
 """One request's life in the router: waiting, admitting, filling, decoding, ended. Pure; ``router.cluster`` is the shell.
 
     WAITING ──Placed──> ADMITTING ──Admitted──> FILLING ──Tokens──> DECODING ──Finished, StopMatched──> ENDED
-       └──────── Busy ──────┘             (P or D computes the prompt)
+       └─ Refused: busy ────┘             (P or D computes the prompt)
 
 Every state can also end by failure, a lost worker, a client that left, or the deadline. There is exactly one ``End`` command, it is
 the last one, and the legs that still work for the request are cancelled before it. Each placement is a new generation: what workers
@@ -122,9 +122,10 @@ class SendCancel:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """``busy`` had no room; place it elsewhere or let it wait."""
+    """``declined`` has no room, or takes nothing new; place it elsewhere or let it wait."""
 
-    busy: Epoch
+    declined: Epoch
+    draining: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +195,9 @@ class RequestLife(Lifecycle[State, Event, Command]):
         asked = "decode" if self.state is State.ADMITTING else "prefill"
         if self._role(event.epoch) != asked:
             return self._broken(f"{event.epoch} refused what it wasn't asked ({event.message})")
-        if asked == "decode" and event.code == "busy":
+        if asked == "decode" and event.code in ("busy", "draining"):
             self.state, self.decode, self.prefill = State.WAITING, None, None
-            return [Requeue(event.epoch)]
+            return [Requeue(event.epoch, event.code == "draining")]
         return self._fail(event.code, event.message, gone=event.epoch)
 
     def _tokens(self, event: Tokens) -> list[Command]:

@@ -67,6 +67,10 @@ class Router:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
+    def started(self) -> bool:
+        return self._server.started
+
+    @property
     def control(self) -> str:
         return self._hub.address
 
@@ -137,7 +141,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         patience = time.monotonic() + self._drain_timeout_s
-        while self._cluster.num_requests and not self._at_once and time.monotonic() < patience:
+        while self._cluster.num_requests and not self._at_once and time.monotonic() < patience:  # noqa: ASYNC110  (three things may end it)
             await asyncio.sleep(0.05)
         self._cluster.stop()
         await super().shutdown(sockets)

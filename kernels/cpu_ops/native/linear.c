@@ -7,7 +7,7 @@
  * Rows are worked on in groups of at most 6 (6 x 16 sums fill the registers). With one group a panel streams through once;
  * with more, the panel is taken in pieces of DEPTH that stay in the nearest cache while all groups pass, and partial sums
  * wait in the output, which costs no rounding. While the groups pass over a piece they fetch the next one, a share each, so
- * that memory and arithmetic overlap. Many rows are repacked first as [group][k][rows of the group].
+ * that memory and arithmetic overlap. Inputs are read where they lie: packing them too was measured, and slower.
  */
 #include "native.h"
 #include "simd.h"
@@ -19,9 +19,9 @@ enum {
     MAX_GROUP = 6,     /* rows of a group */
     LINE = 64,         /* bytes of a cache line, and of one k of a panel */
     DEPTH = 192,       /* k's of a panel piece: 12 KiB, so that two fit into a first-level cache */
-    BLOCK_GROUPS = 40, /* groups whose piece of the input (180 KiB) stays in the second-level cache */
+    BLOCK_GROUPS = 48, /* groups whose piece of the input (216 KiB) stays in the second-level cache */
     STAYING = 65536,   /* floats of a whole input that stay in the second-level cache */
-    MAX_PLAIN_ROWS = 12, /* up to here rows are read where they lie */
+    SMALL = 16384,     /* floats that one thread had better copy alone */
     AHEAD = 40,        /* lines to fetch ahead where a panel streams through once */
 };
 
@@ -40,8 +40,8 @@ static long group_rows(Groups g, long i) { return g.size + (i < g.larger); }
 /* ---- one tile: up to 6 rows x 16 columns ---- */
 
 typedef struct {
-    const float *a;    /* rows of the input, or a packed group */
-    long a_step;       /* floats from row to row; unused when packed */
+    const float *a;    /* rows of the input */
+    long a_step;       /* floats from row to row */
     const float *w;    /* panel piece */
     long depth;        /* its k's */
     float *c;
@@ -51,27 +51,25 @@ typedef struct {
     long fetch_step;
 } Tile;
 
-/* c[r][0..16) (+)= sum over i of a[r·row_step + i·k_step] · w[i][0..16) for r < rows, which must be a constant. */
-INLINE void tile(const int rows, const Tile *t, long row_step, long k_step) {
+/* c[r][0..16) (+)= sum over i of a[r][i] · w[i][0..16) for r < rows, which must be a constant. */
+INLINE void tile(const int rows, const Tile *t) {
     v8 low[MAX_GROUP], high[MAX_GROUP];
     const float *a = t->a, *w = t->w;
     const char *fetch = t->fetch;
-    const long depth = t->depth, fetch_step = t->fetch_step;
+    const long a_step = t->a_step, depth = t->depth, fetch_step = t->fetch_step;
     UNROLL for (int r = 0; r < rows; r++) {
         low[r] = t->first ? v8_zero() : v8_load(t->c + r * t->c_step);
         high[r] = t->first ? v8_zero() : v8_load(t->c + r * t->c_step + LANES);
     }
     for (long i = 0; i < depth; i++) {
-        __builtin_prefetch(fetch);
+        __builtin_prefetch(fetch + i * fetch_step);
         const v8 w0 = v8_load(w), w1 = v8_load(w + LANES);
         UNROLL for (int r = 0; r < rows; r++) {
-            const v8 x = v8_set1(a[r * row_step]);
+            const v8 x = v8_set1(a[r * a_step + i]);
             low[r] = v8_fma(x, w0, low[r]);
             high[r] = v8_fma(x, w1, high[r]);
         }
-        a += k_step;
         w += PANEL;
-        fetch += fetch_step;
     }
     UNROLL for (int r = 0; r < rows; r++) {
         v8_store(t->c + r * t->c_step, low[r]);
@@ -82,17 +80,15 @@ INLINE void tile(const int rows, const Tile *t, long row_step, long k_step) {
 typedef void (*tile_fn)(const Tile *t);
 
 #define TILE(rows) \
-    static void plain_tile_##rows(const Tile *t) { tile(rows, t, t->a_step, 1); } \
-    static void packed_tile_##rows(const Tile *t) { tile(rows, t, 1, rows); }
+    static void tile_##rows(const Tile *t) { tile(rows, t); }
 TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
 
-static const tile_fn plain_tiles[] = {NULL, plain_tile_1, plain_tile_2, plain_tile_3, plain_tile_4, plain_tile_5, plain_tile_6};
-static const tile_fn packed_tiles[] = {NULL, packed_tile_1, packed_tile_2, packed_tile_3, packed_tile_4, packed_tile_5, packed_tile_6};
+static const tile_fn tiles[] = {NULL, tile_1, tile_2, tile_3, tile_4, tile_5, tile_6};
 
 /* ---- products: some inputs times some weights of one shape, as tasks of (product, run of panels) ---- */
 
 typedef struct {
-    const float *a; /* [rows, k], as it is when rows <= MAX_PLAIN_ROWS, else packed in groups */
+    const float *a; /* [rows, k] */
     long rows;
     const float *w; /* panels */
     float *out;     /* [rows, n] */
@@ -129,13 +125,13 @@ static void narrow_tile(tile_fn fn, Tile t, long rows, long columns) {
 
 /* k's [at, at + depth) of a panel, times the groups [from, to). The next piece to fetch lies `next` floats further on. */
 static void panel_piece(const Products *j, const Product *p, Groups groups, long from, long to, long panel, long at, long depth, long next) {
-    const bool packed = p->rows > MAX_PLAIN_ROWS, last = at + depth == j->k;
+    const bool last = at + depth == j->k;
     const float *w = p->w + (panel * j->k + at) * PANEL;
     const long columns = min_long(PANEL, j->n - panel * PANEL), share = LINE / (to - from);
     for (long g = from; g < to; g++) {
         const long row = group_start(groups, g), rows = group_rows(groups, g);
         const Tile t = {
-            .a = p->a + row * j->k + (packed ? at * rows : at),
+            .a = p->a + row * j->k + at,
             .a_step = j->k,
             .w = w,
             .depth = depth,
@@ -145,11 +141,10 @@ static void panel_piece(const Products *j, const Product *p, Groups groups, long
             .fetch = (const char *)(w + next) + (g - from) * share * depth,
             .fetch_step = share,
         };
-        const tile_fn fn = packed ? packed_tiles[rows] : plain_tiles[rows];
         if (columns == PANEL)
-            fn(&t);
+            tiles[rows](&t);
         else
-            narrow_tile(fn, t, rows, columns);
+            narrow_tile(tiles[rows], t, rows, columns);
         for (long r = 0; r < rows && last && j->relu2; r++) square_positive_part(t.c + r * j->n, columns);
     }
 }
@@ -164,16 +159,18 @@ static void panel_by_panel(const Products *j, const Product *p, Groups groups, l
 
 /* Some groups and k's after the others, so that their piece of the input stays in a cache while all panels pass. */
 static void block_by_block(const Products *j, const Product *p, Groups groups, long first, long end) {
-    for (long from = 0; from < groups.count; from += BLOCK_GROUPS)
+    const long blocks = ceil_div(groups.count, BLOCK_GROUPS);
+    for (long block = 0; block < blocks; block++)
         for (long at = 0; at < j->k; at += DEPTH)
             for (long panel = first; panel < end; panel++)
-                panel_piece(j, p, groups, from, min_long(from + BLOCK_GROUPS, groups.count), panel, at, min_long(DEPTH, j->k - at), j->k * PANEL);
+                panel_piece(
+                    j, p, groups, block * groups.count / blocks, (block + 1) * groups.count / blocks, panel, at, min_long(DEPTH, j->k - at), j->k * PANEL
+                );
 }
 
 static void panels_task(const void *job, long task) {
     const Products *j = job;
     const Product *p = j->products + task / j->tasks_per_product;
-    if (!p->rows) return;
     const long first = task % j->tasks_per_product * j->panels_per_task;
     const long end = min_long(first + j->panels_per_task, ceil_div(j->n, PANEL));
     (p->rows * j->k <= STAYING ? panel_by_panel : block_by_block)(j, p, cut_rows(p->rows), first, end);
@@ -222,65 +219,24 @@ EXPORT void baton_pack(const float *weight, float *panels, long count, long n, l
     pool_run(pack_weight_task, &job, count * job.panels_per_weight, threads);
 }
 
-typedef struct {
-    const float *x;
-    const int64_t *rows; /* which row of x each packed row is; NULL for 0, 1, 2, ... */
-    float *packed;
-    long k;
-    Groups groups;
-} PackInput;
-
-static void pack_input_task(const void *job, long task) {
-    const PackInput *j = job;
-    const long start = group_start(j->groups, task), rows = group_rows(j->groups, task);
-    float *to = j->packed + start * j->k;
-    for (long r = 0; r < rows; r++) {
-        const float *from = j->x + (j->rows ? j->rows[start + r] : start + r) * j->k;
-        for (long i = 0; i < j->k; i++) to[i * rows + r] = from[i];
-    }
-}
-
 EXPORT void baton_linear(const float *x, long m, const float *panels, long n, long k, bool relu2, float *out, int threads) {
-    Product product = {x, m, panels, out};
-    if (m > MAX_PLAIN_ROWS) {
-        const PackInput job = {x, NULL, scratch(SCRATCH_INPUT, sizeof(float) * m * k), k, cut_rows(m)};
-        pool_run(pack_input_task, &job, job.groups.count, threads);
-        product.a = job.packed;
-    }
+    const Product product = {x, m, panels, out};
     run_products(&product, 1, k, n, relu2, threads);
 }
 
 /* ---- experts ---- */
 
 typedef struct {
-    long tokens, chosen, width, hidden, experts; /* T, F, d_in, m, E */
+    long chosen, width; /* F, d_in */
     const float *x, *weights;
     const int64_t *token; /* [T·F] token of each line; lines are sorted by expert, then by token */
     const int64_t *line;  /* [T·F] line of (token, f) */
-    const int64_t *start; /* [E+1] first line of each expert */
-    float *lines, *hidden_lines, *hidden_packed, *results, *out;
+    float *inputs, *results, *out;
 } Experts;
 
-/* Copies the input lines of one expert, in the form that the product wants. */
-static void gather(const float *x, const int64_t *rows, long count, long k, float *to) {
-    if (count > MAX_PLAIN_ROWS) {
-        const PackInput job = {x, rows, to, k, cut_rows(count)};
-        for (long g = 0; g < job.groups.count; g++) pack_input_task(&job, g);
-        return;
-    }
-    for (long i = 0; i < count; i++) memcpy(to + i * k, x + (rows ? rows[i] : i) * k, sizeof(float) * k);
-}
-
-static void gather_task(const void *job, long e) {
+static void gather_task(const void *job, long line) {
     const Experts *j = job;
-    const long first = j->start[e], count = j->start[e + 1] - first;
-    gather(j->x, j->token + first, count, j->width, j->lines + first * j->width);
-}
-
-static void regroup_task(const void *job, long e) {
-    const Experts *j = job;
-    const long first = j->start[e], count = j->start[e + 1] - first;
-    gather(j->hidden_lines + first * j->hidden, NULL, count, j->hidden, j->hidden_packed + first * j->hidden);
+    memcpy(j->inputs + line * j->width, j->x + j->token[line] * j->width, sizeof(float) * j->width);
 }
 
 static void combine_task(const void *job, long t) {
@@ -315,31 +271,27 @@ EXPORT void baton_experts(
     long tokens, long chosen, long experts, long width, long hidden, int threads
 ) {
     const long lines = tokens * chosen;
-    int64_t *lists = scratch(SCRATCH_LISTS, sizeof(int64_t) * (2 * lines + experts + 1) + sizeof(Product) * experts);
+    int64_t *lists = scratch(SCRATCH_LISTS, sizeof(int64_t) * (2 * lines + experts + 1) + 2 * sizeof(Product) * experts);
     int64_t *token = lists, *line = lists + lines, *start = line + lines;
-    Product *products = (Product *)(start + experts + 1);
+    Product *ups = (Product *)(start + experts + 1), *downs = ups + experts;
     sort_by_expert(ids, tokens, chosen, experts, token, line, start);
-    float *inputs = scratch(SCRATCH_INPUT, sizeof(float) * lines * max_long(width, hidden));
+    float *inputs = scratch(SCRATCH_INPUT, sizeof(float) * lines * width);
     float *middle = scratch(SCRATCH_HIDDEN, sizeof(float) * lines * hidden);
     float *results = scratch(SCRATCH_OUTPUT, sizeof(float) * lines * width);
-    const Experts job = {tokens, chosen, width, hidden, experts, x, weights, token, line, start, inputs, middle, inputs, results, out};
-
-    pool_run(gather_task, &job, experts, threads);
     const long up_floats = ceil_div(hidden, PANEL) * width * PANEL, down_floats = ceil_div(width, PANEL) * hidden * PANEL;
     long used = 0;
     for (long e = 0; e < experts; e++) {
         const long first = start[e], count = start[e + 1] - first;
-        if (count) products[used++] = (Product){inputs + first * width, count, up + e * up_floats, middle + first * hidden};
+        if (!count) continue;
+        ups[used] = (Product){inputs + first * width, count, up + e * up_floats, middle + first * hidden};
+        downs[used++] = (Product){middle + first * hidden, count, down + e * down_floats, results + first * width};
     }
-    run_products(products, used, width, hidden, true, threads);
-    pool_run(regroup_task, &job, experts, threads);
-    used = 0;
-    for (long e = 0; e < experts; e++) {
-        const long first = start[e], count = start[e + 1] - first;
-        if (count) products[used++] = (Product){inputs + first * hidden, count, down + e * down_floats, results + first * width};
-    }
-    run_products(products, used, hidden, width, false, threads);
-    pool_run(combine_task, &job, tokens, threads);
+    const Experts job = {chosen, width, x, weights, token, line, inputs, results, out};
+    const int copiers = lines * width > SMALL ? threads : 1;
+    pool_run(gather_task, &job, lines, copiers);
+    run_products(ups, used, width, hidden, true, threads);
+    run_products(downs, used, hidden, width, false, threads);
+    pool_run(combine_task, &job, tokens, copiers);
 }
 
 #include "simd_end.h"

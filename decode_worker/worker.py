@@ -48,19 +48,20 @@ class DecodeWorker:
 
     async def run(self) -> None:
         log.info("transport %s", self._transport_info)
-        async with asyncio.TaskGroup() as tasks:
-            self._build(tasks)
-            self.bridge.start()
-            parts = [self.bridge.watch(), self._link.run()]
-            try:
+        self._build()
+        self.bridge.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._spawn = tasks.create_task
+                parts = [self.bridge.watch(), self._link.run()]
                 await serve(parts, tasks=tasks, work=self.requests, link=self._link, departure=self.departure)
                 await self._peers.leave()
-            finally:
                 self._peers.close()
-                self._link.close()
-                await self.bridge.stop()
+        finally:
+            self._link.close()
+            await self.bridge.stop()
 
-    def _build(self, tasks: asyncio.TaskGroup) -> None:
+    def _build(self) -> None:
         self.bridge = EngineBridge(self.core, lambda events: self.requests.on_engine_events(events))
         callbacks = Callbacks(
             on_message=lambda epoch, message: self.requests.on_peer_message(epoch, message),
@@ -69,7 +70,7 @@ class DecodeWorker:
             on_lost=self._on_lost,
         )
         ourselves = Ourselves(epoch=self.epoch, fingerprint=self._fingerprint, transport=self._transport)
-        self._peers = PrefillPeers(ourselves, callbacks, spawn=lambda work: tasks.create_task(work))
+        self._peers = PrefillPeers(ourselves, callbacks, spawn=lambda work: self._spawn(work))
         self._link = WorkerLink(
             Link(self._settings.control, self.epoch.encode()),
             hello=self._hello(),

@@ -51,7 +51,23 @@ class EngineBridge:
         In order with ``on_events``: what the engine does after ``function`` is told after ``then``. Its exception may be
         EngineStopped: there's no engine any more.
         """
-        self._thread.call(function).add_done_callback(lambda future: self._post(then, future))
+
+        def run(core: EngineCore) -> None:
+            done: Future[Result] = Future()
+            try:
+                done.set_result(function(core))
+            except Exception as error:  # it belongs to whoever asked
+                done.set_exception(error)
+            self._post(then, done)  # from the engine's thread, as events are: that keeps the order
+
+        def refused(asked: Future[None]) -> None:
+            error = asked.exception()
+            if error is not None:
+                done: Future[Result] = Future()
+                done.set_exception(error)
+                self._post(then, done)
+
+        self._thread.call(run).add_done_callback(refused)
 
     async def call(self, function: Callable[[EngineCore], Result]) -> Result:
         """As ``ask``, for who needs no order. ``function`` runs even if the caller is cancelled meanwhile."""

@@ -68,18 +68,19 @@ class PrefillWorker:
 
     async def run(self) -> None:
         log.info("decode workers dial %s; transport %s", self._peer_address, self._transport_info)
-        async with asyncio.TaskGroup() as tasks:
-            self._build(tasks)
-            self.bridge.start()
-            parts = [self.bridge.watch(), self._peers.run(), self._link.run(), self._tick()]
-            try:
+        self._build()
+        self.bridge.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._spawn = tasks.create_task
+                parts = [self.bridge.watch(), self._peers.run(), self._link.run(), self._tick()]
                 await serve(parts, tasks=tasks, work=self.requests, link=self._link, departure=self.departure)
-            finally:
-                self._link.close()
-                self._peers.close()
-                await self.bridge.stop()
+        finally:
+            self._link.close()
+            self._peers.close()
+            await self.bridge.stop()
 
-    def _build(self, tasks: asyncio.TaskGroup) -> None:
+    def _build(self) -> None:
         self.bridge = EngineBridge(self.core, lambda events: self.requests.on_engine_events(events))
         self._peers = DecodePeers(
             self._hub,
@@ -101,7 +102,7 @@ class PrefillWorker:
             tell_router=self._link.send,
             tell_peer=self._peers.say,
             is_paired=self._peers.is_paired,
-            spawn=lambda work: tasks.create_task(work),
+            spawn=lambda work: self._spawn(work),
         )
         self.requests = PrefillRequests(
             self.bridge,

@@ -142,7 +142,7 @@ def run_process(name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> int
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        asyncio.run(main())
+        asyncio.run(_with_failing_callbacks(main))
     except asyncio.CancelledError:
         return EXIT_AT_ONCE
     except Exception as error:
@@ -152,6 +152,27 @@ def run_process(name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> int
             return EXIT_UNWELCOME if isinstance(cause, Unwelcomed) else EXIT_WRONG_SETTING
         raise
     return EXIT_OK
+
+
+async def _with_failing_callbacks(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run ``main``; an exception in a callback of the loop, which asyncio would only log, ends it too: whoever waits for what the
+    callback didn't do would wait for ever."""
+    task, failures = asyncio.current_task(), list[BaseException]()
+    assert task is not None
+
+    def on_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if "exception" in context and not failures:
+            failures.append(context["exception"])
+            task.cancel()
+
+    asyncio.get_running_loop().set_exception_handler(on_failure)
+    try:
+        await main()
+    except asyncio.CancelledError:
+        if failures:
+            raise failures[0] from None
+        raise
 
 
 def _first_of(error: BaseException) -> BaseException:

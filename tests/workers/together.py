@@ -233,6 +233,8 @@ async def together(
     **config: Any,
 ) -> AsyncIterator[Together]:
     """``faults`` befall what P sends. ``other_model`` is D's, if it isn't P's."""
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     router = Router()
     network = Loopback()
     p_transport, d_transport = network.transport(faults), network.transport()
@@ -252,6 +254,7 @@ async def together(
         await router.until(lambda: len(router.hellos) == 2 and (not pairs or bool(router.paired)))
         cluster = Together(router, prefill, decode, p_transport, d_transport, tasks[1], tasks[2])
         yield cluster
+        assert not failures
         for task in tasks:
             assert cluster.may_fail or not task.done() or task.exception() is None, task.exception()
     finally:

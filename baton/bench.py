@@ -47,10 +47,11 @@ def prefill(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    from baton import measure
-
     with errors_as_exit():
-        result = measure.prefill(resolve_model(model), prompt_tokens=prompt_tokens, batch=batch, runs=runs, threads=threads)
+        path = resolve_model(model)
+        from baton import measure
+
+        result = measure.prefill(path, prompt_tokens=prompt_tokens, batch=batch, runs=runs, threads=threads)
         _show("prefill", result | {"machine": measure.machine()}, as_json)
 
 
@@ -64,10 +65,10 @@ def decode(
     speculation: Annotated[int, typer.Option(min=0, max=7, help="K of the speculative run, when the checkpoint has MTP.")] = 5,
     as_json: Json = False,
 ) -> None:
-    from baton import measure
-
     with errors_as_exit():
         path = resolve_model(model)
+        from baton import measure
+
         result = measure.decode(path, new_tokens=new_tokens, batch=batch, runs=runs, threads=threads, speculation=speculation)
         _show("decode", result | {"machine": measure.machine()}, as_json)
 

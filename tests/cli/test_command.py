@@ -1,0 +1,104 @@
+"""The ``baton`` command through its real door: a process, its exit code, its two streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SUBCOMMANDS = ("up", "demo", "chat", "generate", "doctor", "bench")
+
+
+def baton(*args: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")} | variables
+    environment |= {"PYTHONSAFEPATH": "1", "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "baton", *args], input=stdin, capture_output=True, text=True, timeout=100, env=environment, cwd="/"
+    )
+
+
+def test_help_tells_every_subcommand() -> None:
+    told = baton("--help")
+    assert told.returncode == 0
+    assert all(name in told.stdout for name in SUBCOMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("args", "variables", "named"),
+    [
+        (("up", "--model", "/nowhere"), {}, "model=/nowhere"),
+        (("up", "--model", "/"), {}, "config.json"),
+        (("up", "--speculation", "9"), {}, "speculation=9"),
+        (("up", "--decode", "0"), {}, "decode=0"),
+        (("up", "--config", "/nowhere.toml"), {}, "/nowhere.toml"),
+        (("up",), {"BATON_SPECULATON": "3"}, "BATON_SPECULATON"),
+        (("generate", "--model", "/nowhere", "hi"), {}, "model=/nowhere"),
+        (("generate", "--temperature", "-1", "hi"), {}, "--temperature"),
+        (("generate", "--speculation", "8", "hi"), {}, "speculation=8"),
+        (("generate", "--kernels", "magic", "hi"), {}, "kernels='magic'"),
+        (("generate",), {}, "no prompt"),
+        (("generate", "--prompts-file", "/nowhere"), {}, "prompts_file=/nowhere"),
+        (("bench", "decode", "--model", "/nowhere"), {}, "model=/nowhere"),
+    ],
+)
+def test_a_users_mistake_is_one_line_that_names_it_and_exit_code_2(args: tuple[str, ...], variables: dict[str, str], named: str) -> None:
+    told = baton(*args, **variables)
+    assert told.returncode == 2, told.stderr
+    assert named in told.stderr
+    assert "Traceback" not in told.stderr
+    assert told.stdout == ""
+
+
+def test_a_busy_port_is_named_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        told = baton("up", "--port", str(port))
+    assert told.returncode == 2
+    assert f"port={port}" in told.stderr
+    assert "│" not in told.stderr, "no process may have logged"
+
+
+def test_generate_answers_each_prompt_in_order_as_json() -> None:
+    told = baton("generate", "--json", "--max-tokens", "5", "def f(x):", "import os")
+    assert told.returncode == 0, told.stderr
+    records = [json.loads(line) for line in told.stdout.splitlines()]
+    assert [record["prompt"] for record in records] == ["def f(x):", "import os"]
+    assert all(len(record["token_ids"]) == 5 and record["finish_reason"] == "length" for record in records)
+
+
+def test_generate_reads_standard_input_and_speculation_changes_nothing() -> None:
+    plain = baton("generate", "--json", "--max-tokens", "12", stdin="class Baton:")
+    speculative = baton("generate", "--json", "--max-tokens", "12", "--speculation", "5", stdin="class Baton:")
+    assert plain.returncode == 0, plain.stderr
+    assert plain.stdout == speculative.stdout
+
+
+def test_doctor_names_versions_and_the_kernels_with_the_reason() -> None:
+    told = baton("doctor", "--json", "--no-link")
+    assert told.returncode == 0, told.stderr
+    report = json.loads(told.stdout)
+    assert report["packages"]["torch"].startswith("2.13.0")
+    assert report["kernels"]["chosen"]
+    assert report["kernels"]["reason"]
+
+
+def test_bench_decode_gives_json_with_the_spread() -> None:
+    told = baton("bench", "decode", "--json", "--runs", "1", "--new-tokens", "8", "--threads", "1")
+    assert told.returncode == 0, told.stderr
+    report = json.loads(told.stdout)
+    assert report["decode tok/s, K=5"]["runs"] == 1
+    assert report["ratio"] > 0
+
+
+def test_chat_without_a_server_says_how_to_start_one() -> None:
+    told = baton("chat", "--url", "http://127.0.0.1:9")
+    assert told.returncode == 1
+    assert "baton up" in told.stderr

@@ -1,0 +1,109 @@
+"""``baton up`` and ``baton demo``: real processes, real signals, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from baton.cluster import free_port
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+
+
+class Up:
+    """A running ``baton up`` and its children."""
+
+    def __init__(self, *args: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
+        environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "baton", "up", "--port", str(self.port), "--threads", "1", *args]
+        self.process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+        until(self.is_ready)
+        self.first_children = self.children()
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.process.stderr.read().decode()
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def children(self) -> dict[str, psutil.Process]:
+        """By module: router, prefill_worker, decode_worker (one of each in these tests)."""
+        return {child.cmdline()[2]: child for child in self.process.children() if child.status() != psutil.STATUS_ZOMBIE}
+
+    def epochs(self) -> set[str]:
+        """Of the decode workers that the router knows."""
+        workers = httpx.get(f"{self.url}/health", timeout=2).json()["workers"]
+        return {worker["epoch"] for worker in workers if worker["role"] == "decode"}
+
+    def ask(self) -> str:
+        body = {"prompt": "def main():", "max_tokens": 8, "temperature": 0}
+        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=30)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, "it didn't come true in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def up() -> Iterator[Up]:
+    running = Up("--speculation", "3")
+    yield running
+    for process in [running.process, *running.first_children.values()]:
+        if process.is_running():
+            process.kill()
+    running.process.communicate()
+
+
+def test_ctrl_c_ends_every_process_and_the_exit_code_is_0(up: Up) -> None:
+    assert up.ask()
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(20) == 0
+    assert not [child for child in up.first_children.values() if child.is_running()]
+
+
+def test_a_killed_launcher_takes_its_children_along(up: Up) -> None:
+    up.process.kill()
+    up.process.wait(10)
+    _, alive = psutil.wait_procs(list(up.first_children.values()), timeout=20)
+    assert not alive
+
+
+def test_a_killed_worker_is_started_again_and_answers_as_before(up: Up) -> None:
+    before = up.ask()
+    epochs = up.epochs()
+    killed = up.first_children["decode_worker"]
+    killed.kill()
+    until(lambda: up.children().get("decode_worker", killed).pid != killed.pid)
+    until(lambda: up.is_ready() and up.epochs().isdisjoint(epochs))
+    assert up.ask() == before
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(20) == 0
+
+
+def test_demo_shows_a_hand_off_and_the_same_tokens_from_one_process() -> None:
+    told = subprocess.run([sys.executable, "-m", "baton", "demo"], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert told.returncode == 0, told.stderr
+    assert "the same 48 tokens" in told.stdout
+    moved = re.search(r"(\d+) KiB over UCX", told.stdout)
+    assert moved is not None
+    assert int(moved.group(1)) > 0

@@ -5,7 +5,7 @@
  * rows, the tile it falls into or the thread: so a row's bits never depend on its company.
  *
  * Rows are worked on in groups of at most 6 (6 x 16 sums fill the registers). With one group a panel streams through once;
- * with more, the panel is taken in pieces of DEPTH that stay in the nearest cache while all groups pass, and partial sums
+ * with more, the panel is taken in pieces that stay in the nearest cache while all groups pass, and partial sums
  * wait in the output, which costs no rounding. While the groups pass over a piece they fetch the next one, a share each, so
  * that memory and arithmetic overlap. Inputs are read where they lie: packing them too was measured, and slower.
  */
@@ -18,8 +18,9 @@ enum {
     PANEL = 16,        /* output columns of a panel */
     MAX_GROUP = 6,     /* rows of a group */
     LINE = 64,         /* bytes of a cache line, and of one k of a panel */
-    DEPTH = 192,       /* k's of a panel piece: 12 KiB, so that two fit into a first-level cache */
-    BLOCK_GROUPS = 48, /* groups whose piece of the input (216 KiB) stays in the second-level cache */
+    STREAM_DEPTH = 192, /* k's of a panel piece for few groups: 12 KiB, so that the next one fits into a first-level cache too */
+    BLOCK_DEPTH = 256, /* the same for many: the next piece costs little then */
+    BLOCK_GROUPS = 24, /* groups whose piece of the input (144 KiB) stays in the second-level cache */
     STAYING = 65536,   /* floats of a whole input that stay in the second-level cache */
     SMALL = 16384,     /* floats that one thread had better copy alone */
     AHEAD = 40,        /* lines to fetch ahead where a panel streams through once */
@@ -151,7 +152,7 @@ static void panel_piece(const Products *j, const Product *p, Groups groups, long
 
 /* Panels [first, end) one after the other: the weights stream from start to end. For inputs that stay in a cache. */
 static void panel_by_panel(const Products *j, const Product *p, Groups groups, long first, long end) {
-    const long depth = groups.count == 1 ? j->k : DEPTH;
+    const long depth = groups.count == 1 ? j->k : STREAM_DEPTH;
     for (long panel = first; panel < end; panel++)
         for (long at = 0; at < j->k; at += depth)
             panel_piece(j, p, groups, 0, groups.count, panel, at, min_long(depth, j->k - at), (groups.count == 1 ? AHEAD : depth) * PANEL);
@@ -161,10 +162,10 @@ static void panel_by_panel(const Products *j, const Product *p, Groups groups, l
 static void block_by_block(const Products *j, const Product *p, Groups groups, long first, long end) {
     const long blocks = ceil_div(groups.count, BLOCK_GROUPS);
     for (long block = 0; block < blocks; block++)
-        for (long at = 0; at < j->k; at += DEPTH)
+        for (long at = 0; at < j->k; at += BLOCK_DEPTH)
             for (long panel = first; panel < end; panel++)
                 panel_piece(
-                    j, p, groups, block * groups.count / blocks, (block + 1) * groups.count / blocks, panel, at, min_long(DEPTH, j->k - at), j->k * PANEL
+                    j, p, groups, block * groups.count / blocks, (block + 1) * groups.count / blocks, panel, at, min_long(BLOCK_DEPTH, j->k - at), j->k * PANEL
                 );
 }
 
@@ -220,6 +221,7 @@ EXPORT void baton_pack(const float *weight, float *panels, long count, long n, l
 }
 
 EXPORT void baton_linear(const float *x, long m, const float *panels, long n, long k, bool relu2, float *out, int threads) {
+    if (!m) return;
     const Product product = {x, m, panels, out};
     run_products(&product, 1, k, n, relu2, threads);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import secrets
@@ -50,6 +51,7 @@ def build_app(front: Front, status: Status) -> ASGIApp:
     return RequestIds(app)
 
 
+@functools.cache
 def _described(body: type[Body]) -> dict[str, object]:
     """Bodies are read by our own code, so the framework must be told what they are."""
     schema = body.model_json_schema()

@@ -183,11 +183,14 @@ class Cluster:
         """From now on nothing is taken; what runs goes on."""
         self._stopping = True
 
-    def stop(self) -> None:
-        """Ends every request; its workers are told."""
+    def stop(self) -> int:
+        """Ends every request; its workers are told. Returns how many there were."""
         self._stopping = True
-        for request in list(self._requests.values()):
-            self._tell(request, GivenUp("stopping", "the router is shutting down"))
+        orphans = list(self._requests.values())
+        for request in orphans:
+            if request.life.state is not State.ENDED:  # one that ends may take others along
+                self._tell(request, GivenUp("stopping", "the router is shutting down"))
+        return len(orphans)
 
     # ---- placing
 

@@ -47,7 +47,7 @@ def sampling_params(body: CompletionBody | ChatBody, prompt: Prompt, files: Mode
     values: dict[str, Any] = {name: value for name in _RANGED_BY_SAMPLING if (value := getattr(body, name)) is not None}
     values.setdefault("temperature", 1.0)
     values["max_tokens"] = _max_tokens(body, len(prompt.token_ids), max_model_len)
-    if values.get("min_tokens", 0) > values["max_tokens"]:
+    if body.min_tokens is not None and body.min_tokens > values["max_tokens"] > 0:
         raise invalid("min_tokens", f"min_tokens={body.min_tokens} is more than {_max_tokens_name(body)}={values['max_tokens']}")
     values["top_k"] = max(0, body.top_k or 0)  # -1 means all, like 0
     values["seed"] = secrets.randbits(63) if body.seed is None else body.seed % 2**63

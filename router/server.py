@@ -94,11 +94,11 @@ class Router:
         try:
             yield
         finally:
-            self.cluster.stop()
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
-            await asyncio.sleep(FLUSH_S)
+            if self.cluster.stop():
+                await asyncio.sleep(FLUSH_S)
             self._hub.close()
 
     async def _watch(self) -> None:
@@ -143,7 +143,8 @@ class _Server(uvicorn.Server):
         patience = time.monotonic() + self._drain_timeout_s
         while self._cluster.num_requests and not self._at_once and time.monotonic() < patience:  # noqa: ASYNC110  (three things may end it)
             await asyncio.sleep(0.05)
-        self._cluster.stop()
+        if self._cluster.stop():
+            await asyncio.sleep(FLUSH_S)
         await super().shutdown(sockets)
 
 

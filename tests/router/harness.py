@@ -350,18 +350,18 @@ class Harness:
 async def running(model_dir: Path, tokenizer: Tokenizer, settings: dict[str, Any]) -> AsyncIterator[Harness]:
     router = Router(RouterSettings(**{"model": model_dir, "port": 0, "control": "tcp://127.0.0.1:0", **settings}))
     task = asyncio.create_task(router.run())
-    async with httpx.AsyncClient(base_url=router.url, timeout=PATIENCE_S, trust_env=False) as client:
-        harness = Harness(router, client, tokenizer, task)
-        await until(lambda: router.started or task.done())
-        try:
+    try:
+        async with httpx.AsyncClient(base_url=router.url, timeout=PATIENCE_S, trust_env=False, verify=False) as client:
+            harness = Harness(router, client, tokenizer, task)
+            await until(lambda: router.started or task.done())
             yield harness
             await until(lambda: router.cluster.num_requests == 0)
             assert all(not worker.requests for worker in router.cluster.table), "a booking is left"
-        finally:
             for worker in harness.workers:
                 await worker.die()
-            router.stop()
-            await within(task)
+    finally:
+        router.stop()
+        await within(task)
 
 
 StartRouter = Callable[..., Awaitable[Harness]]

@@ -83,7 +83,8 @@ async def test_a_call_in_the_answer(harness: Harness) -> None:
 async def test_markup_is_text_when_no_tool_may_be_called(harness: Harness) -> None:
     decode = await harness.decode(capacity={"max_model_len": 1000})
     decode.script = harness.says(CALL)
-    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+    either: list[dict[str, Any]] = [{}, {"tools": TOOLS, "tool_choice": "none"}]
+    for fields in either:
         choice = (await harness.chat(**fields)).json()["choices"][0]
         assert choice["message"]["content"] == CALL
         assert choice["finish_reason"] == "stop"

@@ -1,0 +1,387 @@
+"""Workers that die, refuse or talk nonsense, and clients that leave: one clear ending, and nobody works on for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from protocol.codec import encode
+from protocol.messages import (
+    Admit,
+    Admitted,
+    Cancel,
+    Cancelled,
+    Failed,
+    Heartbeat,
+    Hello,
+    HelloAgain,
+    Load,
+    Peers,
+    Prefill,
+    Refused,
+    Tokens,
+    Unwelcome,
+    Welcome,
+)
+from tests.router.harness import FakeDecode, FakePrefill, Harness, fingerprint, until, within
+
+LIMIT_S = 2.0
+
+
+class Stream:
+    """A streamed completion that a test reads event by event."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._lines: AsyncIterator[str] = response.aiter_lines()
+
+    async def next(self) -> Any:
+        """None at the end."""
+        async for line in self._lines:
+            if line:
+                assert line.startswith("data: ")
+                return line[6:] if line == "data: [DONE]" else json.loads(line[6:])
+        return None
+
+
+async def prefilling(harness: Harness, *, stream: bool = False) -> tuple[FakePrefill, FakeDecode, Admit, asyncio.Task[httpx.Response]]:
+    """A request that P works on."""
+    prefill, decode = await harness.pair()
+    prefill.hold = True
+    asking = asyncio.create_task(harness.complete(stream=stream))
+    admit = await decode.expect(Admit)
+    await decode.admit(admit)
+    await prefill.expect(Prefill)
+    return prefill, decode, admit, asking
+
+
+async def error_of(asking: asyncio.Task[httpx.Response], status: int) -> Any:
+    response = await within(asking, LIMIT_S)
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+# ---- workers that die
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_decode_dies_before_the_first_token(harness: Harness, stream: bool) -> None:
+    prefill, decode, _, asking = await prefilling(harness, stream=stream)
+    await decode.die()
+    error = await error_of(asking, 502)
+    assert error["code"] == "decode_lost"
+    assert "no heartbeat" in error["message"]
+    await prefill.expect(Cancel)
+
+
+async def test_decode_dies_in_the_middle_of_a_stream(harness: Harness) -> None:
+    _, decode = await harness.pair()
+    decode.script = harness.says(" the cat", pause_s=0.2)
+    async with harness.client.stream("POST", "/v1/completions", json={"prompt": "hello", "stream": True}) as response:
+        stream = Stream(response)
+        assert (await stream.next())["choices"][0]["text"] == " the"
+        started = time.monotonic()
+        await decode.die()
+        event = await within(stream.next(), LIMIT_S)
+        assert event["error"]["code"] == "decode_lost"
+        assert await stream.next() is None, "no finish and no [DONE] after an error"
+        assert time.monotonic() - started < LIMIT_S
+    assert await harness.metric('baton_requests_total{ending="failed_decode_lost"}') == 1
+
+
+async def test_prefill_dies(harness: Harness) -> None:
+    prefill, decode, _, asking = await prefilling(harness)
+    await prefill.die()
+    assert (await error_of(asking, 502))["code"] == "prefill_lost"
+    await decode.expect(Cancel)
+    await until(lambda: decode.got(Peers) and decode.got(Peers)[-1].prefill == ())
+
+
+async def test_prefill_may_die_once_tokens_come(harness: Harness) -> None:
+    prefill, decode, admit, asking = await prefilling(harness)
+    await decode.tokens(admit.key, 0, harness.ids(" cat"))
+    await prefill.die()
+    await until(lambda: not harness.router.cluster.table.prefills)
+    await decode.finish(admit.key)
+    assert (await asking).json()["choices"][0]["text"] == " cat"
+
+
+async def test_the_rest_of_the_cluster_goes_on(harness: Harness) -> None:
+    first, second = await harness.decode("d0"), await harness.decode("d1")
+    second.script = harness.says(" cat", pause_s=0.1)
+    doomed, lucky = asyncio.create_task(harness.complete()), asyncio.create_task(harness.complete())
+    await first.expect(Admit)
+    await first.die()
+    statuses = sorted([(await doomed).status_code, (await lucky).status_code])
+    assert statuses == [200, 502]
+    assert (await harness.complete()).status_code == 200
+
+
+async def test_a_silent_worker_is_lost_and_may_come_back(harness: Harness) -> None:
+    decode = await harness.decode()
+    asking = asyncio.create_task(harness.complete())
+    admit = await decode.expect(Admit)
+    await decode.stop_beating()
+    assert (await error_of(asking, 502))["code"] == "decode_lost"
+    await decode.send(Admitted(**decode.about(admit.key)))
+    await decode.beat()
+    await decode.expect(HelloAgain)
+    await decode.expect(Welcome)
+    decode.script = harness.says(" cat")
+    assert (await harness.complete()).status_code == 200
+
+
+async def test_the_same_worker_started_anew_replaces_its_former_life(harness: Harness) -> None:
+    old = await harness.decode("d")
+    asking = asyncio.create_task(harness.complete())
+    admit = await old.expect(Admit)
+    new = await harness.decode("d")
+    assert (await error_of(asking, 502))["message"].endswith("it was started anew")
+    await old.beat()
+    await old.expect(HelloAgain)
+    assert (await old.expect(Unwelcome)).field == "worker_id"
+    await old.admit(admit)
+    new.script = harness.says(" cat")
+    assert (await harness.complete()).status_code == 200
+    assert [worker.epoch for worker in harness.router.cluster.table] == [new.epoch]
+
+
+async def test_a_worker_that_says_goodbye_is_gone_at_once(harness: Harness) -> None:
+    decode = await harness.decode()
+    await decode.stop_beating()
+    await decode.leave()
+    await until(lambda: not len(harness.router.cluster.table))
+    assert await harness.metric('baton_workers_lost_total{role="decode"}') == 0
+
+
+async def test_hello_twice_is_the_same_worker(harness: Harness) -> None:
+    decode = await harness.decode()
+    asking = asyncio.create_task(harness.complete())
+    admit = await decode.expect(Admit)
+    await decode.say_hello()
+    await decode.expect(Welcome)
+    await decode.admit(admit)
+    await decode.tokens(admit.key, 0, harness.ids(" cat"))
+    await decode.finish(admit.key)
+    assert (await asking).status_code == 200
+
+
+async def test_a_router_that_was_held_up_blames_nobody(harness: Harness) -> None:
+    await harness.decode()
+    time.sleep(1.7)  # noqa: ASYNC251  (the point of this test)
+    await asyncio.sleep(0.3)
+    assert len(harness.router.cluster.table) == 1
+
+
+# ---- workers that refuse or fail
+
+
+@pytest.mark.parametrize(("code", "status"), [("busy", 429), ("bad_request", 400), ("draining", 503), ("internal", 500)])
+async def test_prefill_refuses(harness: Harness, code: Any, status: int) -> None:
+    prefill, decode, admit, asking = await prefilling(harness)
+    await prefill.send(Refused(**prefill.about(admit.key), code=code, message="not that one"))
+    error = await error_of(asking, status)
+    assert (error["code"], error["message"]) == (code, "not that one")
+    assert (await decode.expect(Cancel)).key == admit.key
+
+
+async def test_decode_refuses_for_good(harness: Harness) -> None:
+    decode = await harness.decode()
+    asking = asyncio.create_task(harness.complete())
+    admit = await decode.expect(Admit)
+    await decode.send(Refused(**decode.about(admit.key), code="bad_request", message="9 blocks are too many"))
+    assert (await error_of(asking, 400))["message"] == "9 blocks are too many"
+
+
+@pytest.mark.parametrize(("code", "status"), [("transfer_failed", 502), ("lease_ended", 502), ("mismatch", 502), ("internal", 500)])
+async def test_decode_fails_before_the_first_token(harness: Harness, code: Any, status: int) -> None:
+    prefill, decode, admit, asking = await prefilling(harness)
+    await decode.send(Failed(**decode.about(admit.key), code=code, message="checksum of block 3"))
+    assert (await error_of(asking, status))["code"] == code
+    await prefill.expect(Cancel)
+
+
+async def test_prefill_fails_or_drops_it(harness: Harness) -> None:
+    prefill, decode, admit, asking = await prefilling(harness)
+    await prefill.send(Cancelled(**prefill.about(admit.key)))
+    assert "dropped" in (await error_of(asking, 500))["message"]
+    await decode.expect(Cancel)
+
+
+async def test_one_choice_that_fails_ends_all(harness: Harness) -> None:
+    decode = await harness.decode()
+    asking = asyncio.create_task(harness.complete(n=2, stream=True))
+    first, second = await decode.expect(Admit), await decode.expect(Admit)
+    await decode.admit(first)
+    await decode.admit(second)
+    await decode.tokens(first.key, 0, harness.ids(" cat"))
+    await asyncio.sleep(0.05)
+    await decode.send(Failed(**decode.about(second.key), code="internal", message="broken"))
+    lines = (await asking).text.split("\n\n")
+    assert '"error"' in lines[-2]
+    assert "[DONE]" not in lines[-2]
+    assert (await decode.expect(Cancel)).key == first.key
+
+
+# ---- nonsense
+
+
+@pytest.mark.parametrize("index", [1, 3])
+async def test_a_gap_or_a_repeat_is_a_failure(harness: Harness, index: int) -> None:
+    decode = await harness.decode()
+    asking = asyncio.create_task(harness.complete())
+    admit = await decode.expect(Admit)
+    await decode.admit(admit)
+    await decode.tokens(admit.key, 0, (7, 8))
+    await decode.tokens(admit.key, index, (9,))
+    assert "gap" in (await error_of(asking, 500))["message"]
+    await decode.expect(Cancel)
+
+
+async def test_messages_out_of_turn_end_the_request(harness: Harness) -> None:
+    decode = await harness.decode()
+    asking = asyncio.create_task(harness.complete())
+    admit = await decode.expect(Admit)
+    await decode.finish(admit.key)
+    assert "Finished out of turn" in (await error_of(asking, 500))["message"]
+    await decode.expect(Cancel)
+
+
+async def test_stale_and_foreign_messages_are_dropped_and_counted(harness: Harness) -> None:
+    decode, stranger = await harness.decode("d0"), await harness.decode("d1")
+    asking = asyncio.create_task(harness.complete())
+    admit = await decode.expect(Admit)
+    await decode.admit(admit)
+    good = decode.about(admit.key)
+    for message in (
+        Tokens(**good | {"generation": 7}, index=0, token_ids=(9,)),
+        Tokens(**good | {"request_id": "nobody"}, index=0, token_ids=(9,)),
+        Tokens(**good | {"epoch": stranger.epoch}, index=0, token_ids=(9,)),
+    ):
+        await decode.send(message)
+    await stranger.tokens(admit.key, 0, (9,))
+    await decode.send_raw(b"\x00 not a message")
+    await decode.send_raw(encode(Heartbeat(epoch=decode.epoch, load=Load())).replace(b"heartbeat", b"heartbeet"))
+    await decode.tokens(admit.key, 0, harness.ids(" cat"))
+    await decode.finish(admit.key)
+    assert (await asking).json()["choices"][0]["text"] == " cat"
+    counts = [
+        await harness.metric(f'baton_messages_dropped_total{{reason="{reason}"}}')
+        for reason in ("stale", "ended", "foreign", "undecodable")
+    ]
+    assert counts == [2, 1, 1, 2]
+
+
+async def test_a_stranger_is_asked_for_its_hello(harness: Harness) -> None:
+    stranger = await harness.decode(join=False)
+    await stranger.greet()
+    await stranger.expect(Welcome)
+    unknown = await harness.decode(join=False)
+    unknown._tasks.append(asyncio.create_task(unknown._receive()))
+    await unknown.beat()
+    await unknown.expect(HelloAgain)
+    await unknown.expect(Welcome)
+
+
+# ---- workers that don't fit
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"protocol_version": 99},
+        {"model_type": "llama"},
+        {"weights_digest": "other"},
+        {"layout_digest": "other"},
+        {"mtp": False},
+        {"dtype": "float64"},
+    ],
+)
+async def test_a_worker_that_differs_isnt_welcome(harness: Harness, changes: dict[str, Any]) -> None:
+    await harness.decode()
+    stranger = await harness.prefill(join=False, prints=fingerprint(**changes))
+    await stranger.greet()
+    unwelcome = await stranger.expect(Unwelcome)
+    assert [unwelcome.field] == list(changes)
+    assert len(harness.router.cluster.table) == 1
+
+
+async def test_a_worker_with_another_vocabulary_isnt_welcome(harness: Harness) -> None:
+    stranger = await harness.decode(join=False)
+    stranger.info = {"vocab_size": "5"}
+    await stranger.greet()
+    assert (await stranger.expect(Unwelcome)).field == "vocab_size"
+
+
+async def test_a_prefill_worker_needs_an_address(harness: Harness) -> None:
+    stranger = await harness.decode(join=False)
+    hello = {"worker_id": "p", "role": "prefill", "fingerprint": fingerprint(), "capacity": stranger.capacity}
+    stranger._tasks.append(asyncio.create_task(stranger._receive()))
+    await stranger.send(Hello.model_validate({"epoch": stranger.epoch, **hello}))
+    assert (await stranger.expect(Unwelcome)).field == "peer_address"
+
+
+async def test_decode_workers_hear_of_every_change_among_prefill_workers(harness: Harness) -> None:
+    decode = await harness.decode()
+    assert (await decode.expect(Peers)).prefill == ()
+    prefill = await harness.prefill()
+    (place,) = (await decode.expect(Peers)).prefill
+    assert (place.epoch, place.worker_id, place.address) == (prefill.epoch, prefill.worker_id, "tcp://127.0.0.1:1")
+    await prefill.stop_beating()
+    await prefill.leave()
+    assert (await decode.expect(Peers)).prefill == ()
+
+
+# ---- clients that leave
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stage", ["asked", "prefilling", "decoding"])
+async def test_a_client_leaves(harness: Harness, stage: str, stream: bool) -> None:
+    prefill, decode = await harness.pair()
+    prefill.hold = True
+    asking = asyncio.create_task(harness.complete(stream=stream))
+    admit = await decode.expect(Admit)
+    if stage != "asked":
+        await decode.admit(admit)
+        await prefill.expect(Prefill)
+    if stage == "decoding":
+        await decode.tokens(admit.key, 0, (7,))
+        await until(lambda: harness.router.cluster._requests[admit.request_id].life.num_tokens)
+    asking.cancel()
+    assert (await decode.expect(Cancel)).key == admit.key
+    if stage == "prefilling":
+        assert (await prefill.expect(Cancel)).key == admit.key
+    await until(lambda: not harness.router.cluster.num_requests)
+    assert await harness.metric('baton_requests_total{ending="cancelled"}') == 1
+    await decode.tokens(admit.key, 1, (8,))
+    await decode.send(Cancelled(**decode.about(admit.key)))
+    await until(lambda: harness.router.cluster._metrics.dropped["ended"] == 2)
+
+
+async def test_a_client_that_leaves_cancels_all_its_choices(harness: Harness) -> None:
+    decode = await harness.decode()
+    asking = asyncio.create_task(harness.complete([[1, 2], [3, 4]], n=2))
+    admits = {(await decode.expect(Admit)).key for _ in range(4)}
+    asking.cancel()
+    assert {(await decode.expect(Cancel)).key for _ in range(4)} == admits
+
+
+async def test_a_client_that_doesnt_read_loses_its_stream(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.generation.MAX_UNSENT_CHARACTERS", 1000)
+    decode = await harness.decode()
+    asking = asyncio.create_task(harness.complete(stream=True, max_tokens=100))
+    admit = await decode.expect(Admit)
+    await decode.admit(admit)
+    await decode.tokens(admit.key, 0, (20,))
+    await until(lambda: harness.router.cluster._requests[admit.request_id].life.num_tokens)
+    for index in range(1, 20):  # at once: the writer gets no turn in between
+        message = Tokens(**decode.about(admit.key), index=index, token_ids=(20,))
+        harness.router.cluster.on_message(decode.epoch.encode(), encode(message))
+    assert "slow_client" in (await asking).text
+    await decode.expect(Cancel)

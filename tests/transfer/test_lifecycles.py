@@ -372,6 +372,15 @@ def test_a_prefill_after_the_decode_worker_gave_up_is_refused() -> None:
     assert "client left" in refusal.message
 
 
+def test_a_first_fetch_after_the_end_is_answered_a_second_is_not() -> None:
+    machine = computing()
+    machine.handle(send.GaveUp("draining", "leaving"))
+    (say,) = hears(machine, Fetch(**ABOUT_D))
+    assert say == Say(HandoffFailed(**ABOUT_P, code="draining", message="leaving"))
+    assert hears(machine, Fetch(**ABOUT_D)) == []
+    assert hears(machine, pull(("slots", P_SLOT * SLOT_BYTES, 10))) == []
+
+
 def test_a_failed_send_ends_it() -> None:
     machine = serving()
     hears(machine, pull(("slots", P_SLOT * SLOT_BYTES, 10)))

@@ -34,6 +34,7 @@ from protocol.messages import (
     Prefill,
     PrefillDone,
     Refused,
+    RequestMessage,
     TokenLogprob,
     Tokens,
     Unwelcome,
@@ -364,10 +365,10 @@ class Cluster:
             return
         if message.epoch.encode() != identity:
             self._drop("foreign", f"{message.type} of {message.epoch} came from {identity!r}")
-        elif isinstance(message, (Hello, Heartbeat, Paired, Goodbye)):
-            self._on_worker_message(message)
-        else:
+        elif isinstance(message, RequestMessage):
             self._on_request_message(message)
+        else:
+            self._on_worker_message(message)
 
     def _on_request_message(self, message: Admitted | Refused | Tokens | Finished | Failed | Cancelled | PrefillDone) -> None:
         request = self._requests.get(message.request_id)

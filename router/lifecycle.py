@@ -35,6 +35,8 @@ FailCode = ErrorCode | Literal["queue_full", "no_capacity", "deadline", "stoppin
 
 
 class State(Enum):
+    __hash__ = object.__hash__  # Enum's own is Python code, and states are looked up for every token
+
     WAITING = auto()
     """On no worker: not placed yet, or sent back by a busy one."""
     ADMITTING = auto()

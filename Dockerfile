@@ -14,27 +14,22 @@ RUN command -v cc >/dev/null || (apt-get update && apt-get install -y --no-insta
 COPY README.md ${WHEELS}* /wheels/
 RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install ${PIP_OPTIONS} --find-links /wheels "pip>=25.1" "setuptools>=77" wheel
 WORKDIR /src
-COPY pyproject.toml setup.py README.md ./
-COPY protocol protocol
-COPY router router
-COPY transfer transfer
-COPY kernels kernels
-COPY engine engine
-COPY prefill_worker prefill_worker
-COPY decode_worker decode_worker
-COPY loadgen loadgen
-COPY baton baton
-COPY demo demo
+COPY pyproject.toml ./
 
+# Dependencies first: their layer stays when only the code changes.
 FROM build AS build-router
 ARG PIP_OPTIONS=""
-RUN /opt/venv/bin/pip install ${PIP_OPTIONS} --find-links /wheels --group router \
- && /opt/venv/bin/pip install ${PIP_OPTIONS} --find-links /wheels --no-deps --no-build-isolation . \
+RUN /opt/venv/bin/pip install ${PIP_OPTIONS} --find-links /wheels --group router
+COPY . .
+RUN /opt/venv/bin/pip install ${PIP_OPTIONS} --no-deps --no-build-isolation . \
  && ! /opt/venv/bin/python -c "import torch" 2>/dev/null
 
 FROM build AS build-worker
 ARG PIP_OPTIONS=""
-RUN /opt/venv/bin/pip install ${PIP_OPTIONS} --find-links /wheels --no-build-isolation .
+RUN /opt/venv/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
+ && /opt/venv/bin/pip install ${PIP_OPTIONS} --find-links /wheels -r requirements.txt
+COPY . .
+RUN /opt/venv/bin/pip install ${PIP_OPTIONS} --no-deps --no-build-isolation .
 
 FROM ${BASE} AS router
 COPY --from=build-router /opt/venv /opt/venv

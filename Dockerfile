@@ -4,6 +4,19 @@
 #   PIP_OPTIONS  for instance "--no-index" when all wheels are in that folder
 ARG BASE=python:3.11-slim
 
+FROM scratch AS source
+COPY pyproject.toml setup.py README.md ./
+COPY protocol protocol
+COPY router router
+COPY transfer transfer
+COPY kernels kernels
+COPY engine engine
+COPY prefill_worker prefill_worker
+COPY decode_worker decode_worker
+COPY loadgen loadgen
+COPY baton baton
+COPY demo demo
+
 FROM ${BASE} AS build
 ARG WHEELS=.wheels
 ARG PIP_OPTIONS=""
@@ -20,7 +33,7 @@ COPY pyproject.toml ./
 FROM build AS build-router
 ARG PIP_OPTIONS=""
 RUN /opt/venv/bin/pip install ${PIP_OPTIONS} --find-links /wheels --group router
-COPY . .
+COPY --from=source / ./
 RUN /opt/venv/bin/pip install ${PIP_OPTIONS} --no-deps --no-build-isolation . \
  && ! /opt/venv/bin/python -c "import torch" 2>/dev/null
 
@@ -28,7 +41,7 @@ FROM build AS build-worker
 ARG PIP_OPTIONS=""
 RUN /opt/venv/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
  && /opt/venv/bin/pip install ${PIP_OPTIONS} --find-links /wheels -r requirements.txt
-COPY . .
+COPY --from=source / ./
 RUN /opt/venv/bin/pip install ${PIP_OPTIONS} --no-deps --no-build-isolation .
 
 FROM ${BASE} AS router

@@ -36,6 +36,9 @@ INLINE v8 v8_zero(void) { return _mm256_setzero_ps(); }
 INLINE v8 v8_set1(float a) { return _mm256_set1_ps(a); }
 INLINE v8 v8_load(const float *p) { return _mm256_loadu_ps(p); }
 INLINE void v8_store(float *p, v8 a) { _mm256_storeu_ps(p, a); }
+/* Past the caches, to an address that is a multiple of 32; v8_stream_end before another thread may look. */
+INLINE void v8_stream(float *p, v8 a) { _mm256_stream_ps(p, a); }
+INLINE void v8_stream_end(void) { _mm_sfence(); }
 INLINE v8 v8_add(v8 a, v8 b) { return _mm256_add_ps(a, b); }
 INLINE v8 v8_sub(v8 a, v8 b) { return _mm256_sub_ps(a, b); }
 INLINE v8 v8_mul(v8 a, v8 b) { return _mm256_mul_ps(a, b); }
@@ -100,6 +103,8 @@ INLINE v8 v8_load(const float *p) {
     return r;
 }
 INLINE void v8_store(float *p, v8 a) { memcpy(p, &a, sizeof a); }
+INLINE void v8_stream(float *p, v8 a) { v8_store(p, a); }
+INLINE void v8_stream_end(void) {}
 INLINE v8 v8_add(v8 a, v8 b) { return a + b; }
 INLINE v8 v8_sub(v8 a, v8 b) { return a - b; }
 INLINE v8 v8_mul(v8 a, v8 b) { return a * b; }

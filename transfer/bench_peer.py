@@ -101,7 +101,10 @@ class Peer:
 
     async def serve(self) -> None:
         while True:
-            frame = await asyncio.wait_for(self._link.recv(), ORPHANED_S)
+            try:
+                frame = await asyncio.wait_for(self._link.recv(), ORPHANED_S)
+            except TimeoutError:
+                frame = b'J{"do": "stop"}'
             if frame[:1] == b"D":
                 self._on_message(frame[1:])
             elif not await self._on_order(json.loads(frame[1:])):

@@ -15,15 +15,15 @@
 #include <sys/mman.h>
 
 enum {
-    PANEL = 16,        /* output columns of a panel */
-    MAX_GROUP = 6,     /* rows of a group */
-    LINE = 64,         /* bytes of a cache line, and of one k of a panel */
-    STREAM_DEPTH = 192, /* k's of a panel piece for few groups: 12 KiB, so that the next one fits into a first-level cache too */
-    BLOCK_DEPTH = 256, /* the same for many: the next piece costs little then */
-    BLOCK_GROUPS = 24, /* groups whose piece of the input (144 KiB) stays in the second-level cache */
-    STAYING = 65536,   /* floats of a whole input that stay in the second-level cache */
-    SMALL = 16384,     /* floats that one thread had better copy alone */
-    AHEAD = 40,        /* lines to fetch ahead where a panel streams through once */
+    PANEL = 16,          /* output columns of a panel */
+    MAX_GROUP = 6,       /* rows of a group */
+    LINE = 64,           /* bytes of a cache line, and of one k of a panel */
+    STREAM_DEPTH = 192,  /* k's of a panel piece for few groups: 12 KiB, so that the next one fits into a first-level cache too */
+    BLOCK_DEPTH = 256,   /* the same for many: the next piece costs little then */
+    BLOCK_GROUPS = 24,   /* groups whose piece of the input (144 KiB) stays in the second-level cache */
+    STAYING = 65536,     /* floats of a whole input that stay in the second-level cache */
+    SMALL = 16384,       /* floats that one thread had better copy alone */
+    AHEAD = 40,          /* lines to fetch ahead where a panel streams through once */
 };
 
 /* How m rows are cut into groups of nearly equal size. */

@@ -23,7 +23,7 @@ class Phase(Enum):
     RUNNING = "running"
     """Takes part in steps. ``computed`` tokens are in its pages; its running slot is tagged so."""
     SEALED = "sealed"
-    """Holds pages that a transfer may read. In no step, and never preempted."""
+    """Holds pages that a transfer may read, of a sealed or failed prefill. In no step, and never preempted."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

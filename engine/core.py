@@ -61,7 +61,10 @@ class LoadedModel:
 
 
 class EngineCore:
-    """Every request that was taken ends once: by FinishedEvent or FailedEvent, by ``cancel``, or, once sealed, by ``release``."""
+    """Every request that was taken ends once: by FinishedEvent or FailedEvent, or by ``cancel``.
+
+    A seal request ends by SealedEvent or FailedEvent, and keeps its pages until ``release`` or ``cancel``: a peer may be reading them.
+    """
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel | None = None) -> None:
         """Load the model (or take ``loaded``) and build the pools. Raises CheckpointError, or ValueError that names the setting."""
@@ -133,7 +136,7 @@ class EngineCore:
         return active is not None
 
     def release(self, key: RequestKey) -> None:
-        """The hand-off is fetched or its lease is over: free the sealed pages. Once or more often, it is the same."""
+        """The hand-off is over, well or not: free the pages it held. Once or more often, it is the same."""
         active = self._requests.get(key)
         if active is not None and active.phase is Phase.SEALED:
             self._forget(active)
@@ -341,7 +344,10 @@ class EngineCore:
             self._counts[VIOLATIONS] += 1
         self._counts["baton_failed_requests_total"] += 1
         log.error("request failed: %s: %s; story: %s", type(error).__name__, error, active.told())
-        self._forget(active)
+        if active.seals:
+            self._scheduler.hold(active)  # a peer may be reading its blocks: not ours to free (invariant 9)
+        else:
+            self._forget(active)
         events.append(FailedEvent(key=active.key, message=f"{type(error).__name__}: {error}"))
 
 

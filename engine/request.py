@@ -60,7 +60,7 @@ class FinishedEvent(EngineEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedEvent(EngineEvent):
-    """Terminal. All pages of the request are back."""
+    """Terminal. All pages of the request are back; those of a ``seal`` request come back with ``release`` or ``cancel``."""
 
     message: str
 

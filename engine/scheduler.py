@@ -84,6 +84,16 @@ class Scheduler:
         else:
             self._give_pages(active)
 
+    def hold(self, active: ActiveRequest) -> None:
+        """A prefill that seals has failed: it computes no more and its state is nobody's, but its pages stay until ``drop``."""
+        assert active.state is not None, "only what takes part in steps can fail"
+        if active.state.is_open:
+            active.state.abort()
+        for slot in active.slots:
+            self._pools.slots.tags[slot] = None
+        active.computed = 0
+        active.phase = Phase.SEALED
+
     # --- the next step
 
     def plan(self) -> list[Planned]:

@@ -63,7 +63,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """The engine has dropped the request; its pages are back already."""
+    """The engine gave up on the request. Its pages stay until FreePages: sends may still read them."""
 
     message: str
 
@@ -177,7 +177,6 @@ class PrefillLife(Lifecycle[State, Event, Command]):
         return [TellDone(timing), OfferSeal(event.sealed, timing)]
 
     def _on_engine_failed(self, event: EngineFailed) -> list[Command]:
-        self._in_engine = False
         if self.state is State.CLOSING:
             return []
         self.state = State.CLOSING

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.admission import MAX_OVERTAKEN
 from engine.core import EngineCore, LoadedModel
-from engine.request import FailedEvent, FinishedEvent, StartedEvent
+from engine.request import FailedEvent, FinishedEvent, ReadyEvent, StartedEvent
 from engine.runner import Model
 from tests.engine.engine_kit import Drive, MakeCore, assert_whole, key, prompt, request, write_checkpoint
 
@@ -98,6 +98,11 @@ def test_a_model_without_mtp_serves_without_drafts(tmp_path: Any, make_core: Mak
     assert Drive(without).outputs(requests) == Drive(make_core(mtp=False)).outputs(requests)
 
 
+def page(core: EngineCore, block: int) -> memoryview:
+    region = core.regions[0]
+    return region.memory[block * region.page_bytes : (block + 1) * region.page_bytes]
+
+
 # --- failures are one request's, or one step's, never the engine's
 
 
@@ -115,6 +120,24 @@ def test_a_step_that_raises_fails_its_rows_and_the_engine_goes_on(make_core: Mak
     assert_whole(core)
     again = [request("again", prompt(9), max_tokens=9)]
     assert drive.outputs(again) == Drive(make_core()).outputs(again)
+
+
+def test_a_failed_prefill_keeps_its_pages_until_its_hand_off_is_over(make_core: MakeCore) -> None:
+    """Invariant 9: blocks that were offered may be under a send when a later chunk fails."""
+    core, model = wrapped(make_core, max_prefill_chunk=16)
+    drive = Drive(core)
+    core.submit(request("sealing", prompt(40), origin="seal"))
+    model.fail_at = 2
+    drive.run()
+    (ready,) = [event for event in drive.events if isinstance(event, ReadyEvent)]
+    assert [type(event) for event in drive.told[key("sealing")].endings] == [FailedEvent]
+    offered = [bytes(page(core, block)) for block in ready.blocks]
+    core.submit(request("other", prompt(30), max_tokens=5))
+    drive.run()
+    assert [bytes(page(core, block)) for block in ready.blocks] == offered
+    assert core.load().held_for_peers == 1
+    assert core.cancel(key("sealing"))
+    assert_whole(core)
 
 
 def test_logits_without_a_token_fail_only_their_request(make_core: MakeCore) -> None:

@@ -67,8 +67,10 @@ class World:
         match event:
             case HandoffOver():
                 self.handoff_open = False
-            case EngineFailed() | NotTaken():
+            case NotTaken():
                 self.in_engine = False
+            case EngineFailed():
+                self.progress = 4
             case Taken() | Started() | BlocksReady() | Sealed():
                 self.progress += 1
         commands = self.life.handle(event)

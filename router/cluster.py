@@ -1,4 +1,4 @@
-"""The shell around workers and request lives: messages in, commands out, and a watchdog. All on one event loop, nothing awaited.
+"""The shell around request lives: messages in, commands out, and deadlines. All on one event loop, nothing awaited.
 
 A request goes in by ``submit`` with a sink, which hears tokens and then exactly one ending, unless ``cancel`` came first.
 """
@@ -12,11 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pydantic import BaseModel
-
-from protocol.codec import decode_from_worker, encode
+from protocol.codec import decode_from_worker
 from protocol.errors import IllegalTransition, WireError
-from protocol.ids import Epoch, RequestId, new_epoch
+from protocol.ids import Epoch, RequestId
 from protocol.messages import (
     Admit,
     Admitted,
@@ -25,25 +23,16 @@ from protocol.messages import (
     Failed,
     Fingerprint,
     Finished,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    HelloAgain,
-    Paired,
-    Peers,
     Prefill,
     PrefillDone,
     Refused,
     RequestMessage,
     TokenLogprob,
     Tokens,
-    Unwelcome,
-    Welcome,
     WorkerToRouter,
 )
 from protocol.sampling import SamplingParams
-from protocol.sockets import DEAD_AFTER_S, HEARTBEAT_S
-from router.lifecycle import (
+from router.events import (
     ClientGone,
     DeadlinePassed,
     Deliver,
@@ -52,23 +41,21 @@ from router.lifecycle import (
     Event,
     GivenUp,
     Placed,
-    RequestLife,
     Requeue,
     SendAdmit,
     SendCancel,
     SendPrefill,
-    State,
     StopMatched,
     WorkerLost,
 )
-from router.lifecycle import Command as LifeCommand
+from router.events import Command as LifeCommand
+from router.lifecycle import RequestLife, State
+from router.membership import Membership, Transport
 from router.metrics import Metrics
 from router.placement import Needs, NoPlace, place
 from router.workers import Worker, WorkerTable
 
 WATCH_S = 0.1
-LATE_S = 0.5
-"""A watchdog that comes later than this was held up itself, and so may have been the heartbeats' reading."""
 MAX_RETRY_AFTER_S = 60
 
 log = logging.getLogger("baton.router")
@@ -82,12 +69,6 @@ class Sink(Protocol):
         ...
 
     def on_end(self, ending: Ending) -> None: ...
-
-
-class Transport(Protocol):
-    """The part of router.hub.Hub that is used here."""
-
-    def send(self, identity: bytes, message: bytes) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +112,8 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = table
-        self.epoch = new_epoch()
-        self._transport = transport
+        self.members = Membership(table, transport, metrics, clock=clock, on_lost=self._on_lost, on_room=self._place_waiting)
+        self.epoch = self.members.epoch
         self._metrics = metrics
         self._queue_limit = queue_limit
         self._request_timeout_s = request_timeout_s
@@ -144,7 +125,6 @@ class Cluster:
         self._placing = False
         self._stopping = False
         self._mean_request_s = 1.0
-        self._watched_at = clock()
         metrics.workers = lambda: self.table
         metrics.num_waiting = lambda: len(self._queue)
         metrics.num_running = lambda: len(self._requests) - len(self._queue)
@@ -267,7 +247,7 @@ class Cluster:
                 worker = self.table.get(command.to)
                 if worker is not None:
                     key = request.life
-                    self._send(worker, Cancel(epoch=self.epoch, request_id=key.request_id, generation=key.generation))
+                    self.members.send(worker, Cancel(epoch=self.epoch, request_id=key.request_id, generation=key.generation))
             case Requeue():
                 self._requeue(request, command)
             case End():
@@ -298,7 +278,7 @@ class Cluster:
             sampling=order.sampling,
             prefill=command.prefill,
         )
-        self._send(worker, admit)
+        self.members.send(worker, admit)
 
     def _send_prefill(self, request: _Request, command: SendPrefill) -> None:
         worker = self.table.get(command.to)
@@ -311,7 +291,7 @@ class Cluster:
             token_ids=order.token_ids[:-1],
             decode_epoch=command.decode,
         )
-        self._send(worker, prefill)
+        self.members.send(worker, prefill)
 
     def _requeue(self, request: _Request, command: Requeue) -> None:
         worker = self.table.get(command.declined)
@@ -368,7 +348,7 @@ class Cluster:
         elif isinstance(message, RequestMessage):
             self._on_request_message(message)
         else:
-            self._on_worker_message(message)
+            self.members.on_message(message)
 
     def _on_request_message(self, message: Admitted | Refused | Tokens | Finished | Failed | Cancelled | PrefillDone) -> None:
         request = self._requests.get(message.request_id)
@@ -387,102 +367,26 @@ class Cluster:
         if worker is not None and message.request_id in worker.requests:
             worker.requests[message.request_id] = 0
 
-    def _on_worker_message(self, message: Hello | Heartbeat | Paired | Goodbye) -> None:
-        if isinstance(message, Hello):
-            self._on_hello(message)
-            return
-        worker = self.table.get(message.epoch)
-        if worker is None:
-            if not isinstance(message, Goodbye):
-                self._drop("unknown", f"{message.type} from {message.epoch}, which hasn't said hello")
-                self._transport.send(message.epoch.encode(), encode(HelloAgain(epoch=self.epoch)))
-            return
-        worker.heard_at = self._clock()
-        match message:
-            case Heartbeat():
-                was_draining = worker.draining
-                self.table.note_heartbeat(worker, message)
-                if worker.draining and not was_draining:
-                    log.info("%s is draining", worker.worker_id)
-                self._place_waiting()
-            case Paired():
-                self._on_paired(worker, message)
-            case Goodbye():
-                self._lose(worker, "it left")
-
-    def _on_hello(self, hello: Hello) -> None:
-        rejection = self.table.check(hello)
-        if rejection is not None:
-            log.error("%s is not welcome: %s", hello.worker_id, rejection.message)
-            unwelcome = Unwelcome(epoch=self.epoch, field=rejection.field, message=rejection.message)
-            self._transport.send(hello.epoch.encode(), encode(unwelcome))
-            return
-        earlier = self.table.predecessor(hello)
-        if earlier is not None:
-            self._lose(earlier, "it was started anew", superseded=True)
-        known = self.table.get(hello.epoch)  # it repeats itself: our welcome was slow
-        worker = known or self.table.add(hello)
-        worker.heard_at = self._clock()
-        log.info("%s worker %s %s (epoch %s)", hello.role, hello.worker_id, "says hello again" if known else "joined", hello.epoch)
-        self._send(worker, Welcome(epoch=self.epoch, heartbeat_s=HEARTBEAT_S))
-        self._send_peers([worker] if hello.role == "decode" else self.table.decodes)
-        self._place_waiting()
-
-    def _on_paired(self, worker: Worker, message: Paired) -> None:
-        self.table.note_paired(worker, message)
-        if message.ok:
-            log.info("%s is paired with %s", worker.worker_id, message.peer)
-        else:
-            log.error("%s can't be paired with %s: %s: %s", worker.worker_id, message.peer, message.field, message.reason)
-
-    def _send_peers(self, decodes: list[Worker]) -> None:
-        peers = Peers(epoch=self.epoch, prefill=tuple(worker.place for worker in self.table.prefills))
-        for worker in decodes:
-            self._send(worker, peers)
-
-    def _send(self, worker: Worker, message: BaseModel) -> None:
-        """A worker that can't be reached counts as silent: the watchdog, which isn't in the middle of something, loses it."""
-        if not self._transport.send(worker.identity, encode(message)):
-            worker.heard_at = float("-inf")
-
     def _drop(self, why: str, what: str) -> None:
         self._metrics.dropped[why] += 1
         log.warning("dropped a message (%s): %s", why, what)
 
-    # ---- losing workers
+    # ---- time and loss
 
     def watch(self) -> None:
         """Called every WATCH_S: who is silent, what is late."""
-        now = self._clock()
-        late_s, self._watched_at = now - self._watched_at, now
-        if late_s > LATE_S:
-            log.warning("the router was held up for %.1f s; heartbeats get that much longer", late_s)
-            for worker in self.table:
-                worker.heard_at += late_s
-        for worker in self.table.silent_since(now - DEAD_AFTER_S):
-            reached = worker.heard_at > float("-inf")
-            self._lose(worker, f"no heartbeat for {now - worker.heard_at:.1f} s" if reached else "it can't be reached")
-        self._end_late(now - self._request_timeout_s)
-
-    def _end_late(self, arrived_before: float) -> None:
+        self.members.watch()
+        arrived_before = self._clock() - self._request_timeout_s
         while self._requests:
             oldest = next(iter(self._requests.values()))
             if oldest.arrived_at > arrived_before:
                 return
             self._tell(oldest, DeadlinePassed())
 
-    def _lose(self, worker: Worker, reason: str, *, superseded: bool = False) -> None:
-        self.table.remove(worker, superseded=superseded)
-        orphans = [self._requests[request_id] for request_id in worker.requests if request_id in self._requests]
-        if orphans or reason != "it left":
-            self._metrics.lost[worker.hello.role] += 1
-            log.error("lost %s worker %s with %d requests: %s", worker.hello.role, worker.worker_id, len(orphans), reason)
-        else:
-            log.info("%s worker %s left", worker.hello.role, worker.worker_id)
-        if worker.hello.role == "prefill":
-            self._send_peers(self.table.decodes)
-        for request in orphans:
-            if request.life.state is not State.ENDED:
+    def _on_lost(self, worker: Worker, reason: str) -> None:
+        for request_id in list(worker.requests):
+            request = self._requests.get(request_id)
+            if request is not None:  # one that ended may have taken others along
                 self._tell(request, WorkerLost(worker.epoch, reason))
         self._place_waiting()
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from router.lifecycle import Ending, FailCode
+from router.events import Ending, FailCode
 
 
 class ApiError(Exception):

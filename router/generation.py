@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from router.answers import Answer, Collected, Usage
 from router.cluster import Cluster, Order
 from router.errors import ApiError, from_ending
-from router.lifecycle import Ending
+from router.events import Ending
 from router.sequence import Delta, Finish, Sequence
 
 MAX_UNSENT_CHARACTERS = 8 << 20

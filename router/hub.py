@@ -76,20 +76,21 @@ class Hub:
 
     def _look_again(self) -> None:
         """ZeroMQ's descriptor tells of a change once; using the socket may have swallowed that."""
-        if self._loop is not None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if self._loop is not None and self._has_message():
             self._loop.call_soon(self._take)
+
+    def _has_message(self) -> bool:
+        """Cheaper than the exception of a receive that finds nothing."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _take(self) -> None:
         if self._loop is None:
             return
         assert self._on_message is not None
         for _ in range(BURST):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not self._has_message():
                 return
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
             if len(frames) == 2:  # others are not ours
                 self._on_message(frames[0], frames[1])
-            if self._loop is None:
-                return
         self._loop.call_soon(self._take)

@@ -10,9 +10,8 @@ of an earlier one still say doesn't concern the request any more (``concerns``) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from protocol.ids import Epoch, RequestId
 from protocol.lifecycle import Lifecycle
@@ -22,16 +21,31 @@ from protocol.messages import (
     ErrorCode,
     Failed,
     Finished,
-    FinishReason,
     PrefillDone,
     PrefillPlace,
     Refused,
     RequestMessage,
+    Role,
     Tokens,
 )
-
-Role = Literal["prefill", "decode"]
-FailCode = ErrorCode | Literal["queue_full", "no_capacity", "deadline", "stopping"]
+from router.events import (
+    ClientGone,
+    Command,
+    DeadlinePassed,
+    Deliver,
+    End,
+    Ending,
+    Event,
+    FailCode,
+    GivenUp,
+    Placed,
+    Requeue,
+    SendAdmit,
+    SendCancel,
+    SendPrefill,
+    StopMatched,
+    WorkerLost,
+)
 
 
 class State(Enum):
@@ -46,113 +60,6 @@ class State(Enum):
     DECODING = auto()
     """Tokens have come."""
     ENDED = auto()
-
-
-# ---- events: the workers' own messages, and these --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    decode: Epoch
-    prefill: PrefillPlace | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
-    epoch: Epoch
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClientGone:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class StopMatched:
-    """A stop string is in the text, which only the router sees."""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """The router itself ends it: no room, no worker, shutdown, or a worker that broke the protocol."""
-
-    code: FailCode
-    message: str
-
-
-Event = (
-    Placed
-    | Admitted
-    | Refused
-    | Tokens
-    | Finished
-    | Failed
-    | Cancelled
-    | PrefillDone
-    | WorkerLost
-    | ClientGone
-    | DeadlinePassed
-    | StopMatched
-    | GivenUp
-)
-
-# ---- commands --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SendAdmit:
-    to: Epoch
-    prefill: PrefillPlace | None
-
-
-@dataclass(frozen=True, slots=True)
-class SendPrefill:
-    to: Epoch
-    decode: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class SendCancel:
-    to: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class Requeue:
-    """``declined`` has no room, or takes nothing new; place it elsewhere or let it wait."""
-
-    declined: Epoch
-    draining: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Deliver:
-    tokens: Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    kind: Literal["finished", "failed", "cancelled"]
-    reason: FinishReason | None = None
-    """finished only."""
-    code: FailCode | None = None
-    """failed only."""
-    message: str = ""
-    finished: Finished | None = None
-    """D's own account, if it was D that finished."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    ending: Ending
-
-
-Command = SendAdmit | SendPrefill | SendCancel | Requeue | Deliver | End
 
 
 class RequestLife(Lifecycle[State, Event, Command]):

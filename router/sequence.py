@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from protocol.messages import TokenLogprob
 from router.detokenizer import Detokenizer
-from router.lifecycle import Ending
+from router.events import Ending
 from router.parameters import TextRules
 from router.prompts import Prompt
 from router.stop_strings import StopStrings

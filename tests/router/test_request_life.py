@@ -21,7 +21,7 @@ from protocol.messages import (
     Timing,
     Tokens,
 )
-from router.lifecycle import (
+from router.events import (
     ClientGone,
     Command,
     DeadlinePassed,
@@ -31,15 +31,14 @@ from router.lifecycle import (
     Event,
     GivenUp,
     Placed,
-    RequestLife,
     Requeue,
     SendAdmit,
     SendCancel,
     SendPrefill,
-    State,
     StopMatched,
     WorkerLost,
 )
+from router.lifecycle import RequestLife, State
 
 D, P = Epoch("d"), Epoch("p")
 PLACE = PrefillPlace(worker_id="p0", epoch=P, address="tcp://1.1.1.1:1")

@@ -1,0 +1,129 @@
+"""What can happen to a request in the router, and what its life asks the shell to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.ids import Epoch
+from protocol.messages import (
+    Admitted,
+    Cancelled,
+    ErrorCode,
+    Failed,
+    Finished,
+    FinishReason,
+    PrefillDone,
+    PrefillPlace,
+    Refused,
+    Tokens,
+)
+
+FailCode = ErrorCode | Literal["queue_full", "no_capacity", "deadline", "stopping"]
+
+
+# ---- events: the workers' own messages, and these --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    decode: Epoch
+    prefill: PrefillPlace | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    epoch: Epoch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatched:
+    """A stop string is in the text, which only the router sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The router itself ends it: no room, no worker, shutdown, or a worker that broke the protocol."""
+
+    code: FailCode
+    message: str
+
+
+Event = (
+    Placed
+    | Admitted
+    | Refused
+    | Tokens
+    | Finished
+    | Failed
+    | Cancelled
+    | PrefillDone
+    | WorkerLost
+    | ClientGone
+    | DeadlinePassed
+    | StopMatched
+    | GivenUp
+)
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendAdmit:
+    to: Epoch
+    prefill: PrefillPlace | None
+
+
+@dataclass(frozen=True, slots=True)
+class SendPrefill:
+    to: Epoch
+    decode: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class SendCancel:
+    to: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """``declined`` has no room, or takes nothing new; place it elsewhere or let it wait."""
+
+    declined: Epoch
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    kind: Literal["finished", "failed", "cancelled"]
+    reason: FinishReason | None = None
+    """finished only."""
+    code: FailCode | None = None
+    """failed only."""
+    message: str = ""
+    finished: Finished | None = None
+    """D's own account, if it was D that finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    ending: Ending
+
+
+Command = SendAdmit | SendPrefill | SendCancel | Requeue | Deliver | End

@@ -193,7 +193,10 @@ async def stream(client: httpx.AsyncClient, prompt: Sequence[int] | str, **param
     body = {"prompt": prompt, "temperature": 0, "return_token_ids": True, "stream": True} | params
     answer = Answer()
     async with client.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200, await response.aread()
+        if response.status_code != 200:  # it failed before anything was streamed
+            answer.error = json.loads(await response.aread())["error"]
+            yield answer
+            return
         async for line in response.aiter_lines():
             if line.startswith("data: "):
                 _hear(answer, line.removeprefix("data: "))

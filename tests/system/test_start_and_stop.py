@@ -1,0 +1,117 @@
+"""What a wrong start says, and how processes leave."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.cluster_kit import Answer, Cluster, complete, free_port, launch, stream
+
+WRONG_SETTING, UNWELCOME = 2, 3
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+@pytest.mark.parametrize("module", ["prefill_worker", "decode_worker"])
+def test_wrong_starts_end_with_the_reason(module: str, model: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    other_type = tmp_path / "other-type"
+    other_type.mkdir()
+    (other_type / "config.json").write_text('{"model_type": "llama"}')
+    truncated = tmp_path / "truncated"
+    shutil.copytree(model, truncated)
+    weights = truncated / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    wrong = {
+        "nowhere": ("--model", str(tmp_path / "nowhere")),
+        "empty": ("--model", str(empty)),
+        "llama": ("--model", str(other_type)),
+        "truncated": ("--model", str(truncated)),
+        "threads='many'": ("--model", str(model), "--threads", "many"),
+        "max_model_len=99999": ("--model", str(model), "--max-model-len", "99999"),
+        "control='here'": ("--model", str(model), "--control", "here"),
+    }
+    started = {word: launch(module, tmp_path, f"wrong{number}", *args) for number, (word, args) in enumerate(wrong.items())}
+    for word, process in started.items():
+        assert process.wait(90) == WRONG_SETTING, process.text()
+        assert word.split("'")[0] in process.text()
+        assert "Traceback" not in process.text()
+
+
+def test_a_busy_peer_port_is_named(model: Path, tmp_path: Path, taken_port: int) -> None:
+    process = launch("prefill_worker", tmp_path, "busy", "--model", str(model), "--peer-port", str(taken_port))
+    assert process.wait(60) == WRONG_SETTING
+    assert f":{taken_port}" in process.text()
+    assert "Traceback" not in process.text()
+
+
+@pytest.mark.parametrize(("role", "number"), [("prefill", signal.SIGTERM), ("decode", signal.SIGINT)])
+def test_without_a_router_it_keeps_dialing_and_leaves_when_told(role: str, number: signal.Signals, model: Path, tmp_path: Path) -> None:
+    control = f"tcp://127.0.0.1:{free_port()}"
+    process = launch(f"{role}_worker", tmp_path, "alone", "--model", str(model), "--control", control)
+    process.until_says(f"no answer from the router at {control}")
+    process.send(number)
+    assert process.wait() == 0
+
+
+def test_a_worker_with_another_model_is_sent_away(cluster: Cluster, other_model: Path) -> None:
+    cluster.use_speculation(3)
+    for role in ("decode", "prefill"):
+        process = launch(f"{role}_worker", cluster.folder, "stranger", "--model", str(other_model), "--control", cluster.control)
+        assert process.wait(90) == UNWELCOME, process.text()
+        assert "weights_digest" in process.text()
+    cluster.until_ready(1, 1)
+
+
+async def test_a_told_worker_finishes_its_streams_before_it_leaves(cluster: Cluster) -> None:
+    """SIGTERM at the only decode worker, in the middle of a stream: the stream goes on to its end, new requests wait for another."""
+    cluster.use_speculation(3)
+    cluster.speculation = None
+    answer = Answer()
+    async with cluster.client() as client:
+        async for answer in stream(client, [71] * 30, max_tokens=200, ignore_eos=True):
+            if answer.token_ids and "d" in cluster.processes:
+                process = cluster.processes.pop("d")
+                process.send(signal.SIGTERM)
+        assert answer.error is None
+        assert len(answer.token_ids) == 200
+        assert answer.finish_reason == "length"
+        assert await asyncio.to_thread(process.wait) == 0
+        assert "left" in process.text()
+        cluster.use_speculation(3)
+        assert len((await complete(client, [72] * 30, max_tokens=4, ignore_eos=True))["token_ids"]) == 4
+    cluster.until_whole()
+
+
+async def test_the_second_signal_does_not_wait(cluster: Cluster) -> None:
+    cluster.use_speculation(3)
+    cluster.speculation = None
+    process = cluster.processes.pop("d")
+    answer = Answer()
+    async with cluster.client() as client:
+        async for answer in stream(client, [73] * 30, max_tokens=3000, ignore_eos=True):
+            if answer.token_ids and process.popen.poll() is None:
+                process.send(signal.SIGTERM)
+                process.until_says("draining")
+                started = time.monotonic()
+                process.send(signal.SIGTERM)
+                assert await asyncio.to_thread(process.wait) == 1
+                assert time.monotonic() - started < 2
+    assert answer.error is not None
+    assert answer.finish_reason is None
+    cluster.use_speculation(3)
+    cluster.until_whole()

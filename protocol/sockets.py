@@ -1,11 +1,13 @@
 """The two ZeroMQ sockets of the control plane, for asyncio: a Hub is bound and talks to many, a Link dials one Hub.
 
-Messages are single frames; encoding is the codec's matter. Sending never blocks: it returns False when the other side isn't
-connected or doesn't read, and the caller treats the peer as lost. Nothing lingers after ``close``.
+A message is a frame; a Link may send several together, which costs hardly more than one. Encoding is the codec's matter. Sending
+never blocks: it returns False when the other side isn't connected or doesn't read, and the caller treats the peer as lost. Nothing
+lingers after ``close``.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from types import TracebackType
 from typing import Self
 
@@ -66,6 +68,8 @@ class Hub(_Socket):
     def __init__(self, address: str, context: zmq.asyncio.Context | None = None) -> None:
         """``address``: tcp://IPV4:PORT; port 0 takes a free one, see ``address`` afterwards."""
         super().__init__(zmq.ROUTER, context)
+        self._pending: deque[tuple[bytes, bytes]] = deque()
+        """Of a batch that isn't given out yet."""
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that redials is the same peer: identities are epochs
         try:
@@ -81,11 +85,11 @@ class Hub(_Socket):
         return int(self.address.rpartition(":")[2])
 
     async def recv(self) -> tuple[bytes, bytes]:
-        """The next message with its sender's identity. Frames of another shape are not ours and are skipped."""
-        while True:
-            frames = await self._socket.recv_multipart()
-            if len(frames) == 2:
-                return frames[0], frames[1]
+        """The next message with its sender's identity."""
+        while not self._pending:
+            identity, *messages = await self._socket.recv_multipart()
+            self._pending.extend((identity, message) for message in messages)
+        return self._pending.popleft()
 
     async def send(self, identity: bytes, message: bytes) -> bool:
         """False: no such peer is connected, or it doesn't read."""
@@ -113,6 +117,6 @@ class Link(_Socket):
             if len(frames) == 1:
                 return frames[0]
 
-    async def send(self, message: bytes) -> bool:
-        """False: the queue is full, the other side hasn't read for long."""
-        return await self._send([message])
+    async def send(self, *messages: bytes) -> bool:
+        """In order; several together arrive together. False: the queue is full, the other side hasn't read for long."""
+        return await self._send(list(messages))

@@ -38,6 +38,9 @@ GOODBYE_MS = 500
 HELLO_AGAIN_S = 3.0
 """A hello that nobody answered for this long is repeated: the router may have died with it."""
 
+MAX_BATCH = 64
+"""Messages that travel together at most."""
+
 Order = Peers | Admit | Prefill | Cancel | Drain
 """What the router may want of a worker once it knows it."""
 
@@ -113,11 +116,15 @@ class WorkerLink:
         self._link.close(self._linger_ms)
 
     async def _send_outbox(self) -> None:
+        """What one engine step gives all its requests goes out together: per message, sending costs more than everything before it."""
         while True:
-            data = await self._outbox.get()
-            if not await self._link.send(data):
-                log.warning("the router at %s reads nothing: a message was dropped", self._link.address)
-            self._outbox.task_done()
+            batch = [await self._outbox.get()]
+            while len(batch) < MAX_BATCH and not self._outbox.empty():
+                batch.append(self._outbox.get_nowait())
+            if not await self._link.send(*batch):
+                log.warning("the router at %s reads nothing: %d messages were dropped", self._link.address, len(batch))
+            for _ in batch:
+                self._outbox.task_done()
 
     async def _receive(self) -> None:
         while True:

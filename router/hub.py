@@ -15,8 +15,8 @@ from protocol.codec import MAX_MESSAGE_BYTES
 from protocol.errors import ConfigError
 from protocol.sockets import QUEUED_MESSAGES
 
-BURST = 256
-"""Messages taken before others on the loop get their turn."""
+BURST = 64
+"""Batches of messages taken before others on the loop get their turn."""
 
 OnMessage = Callable[[bytes, bytes], None]
 """(sender's identity, message)."""
@@ -90,7 +90,7 @@ class Hub:
         for _ in range(BURST):
             if not self._has_message():
                 return
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            if len(frames) == 2:  # others are not ours
-                self._on_message(frames[0], frames[1])
+            identity, *messages = self._socket.recv_multipart(zmq.NOBLOCK)
+            for message in messages:
+                self._on_message(identity, message)
         self._loop.call_soon(self._take)

@@ -2,7 +2,7 @@
 
 A router process, a decode worker here that computes nothing, and streaming clients here. The router's own CPU time (all its threads)
 is read before and after two runs that differ only in the number of output tokens: the difference gives the time per token, the rest
-the time per request. ``--step-ms`` is how long the worker waits between tokens: 0 lets the router read many at once, which is
+the time per request. ``--step-ms`` is how long the worker waits between steps: 0 lets the router read many at once, which is
 cheaper; a real engine's step gives each request one message at a time.
 
     python -m scripts.bench_router --model demo/checkpoint
@@ -25,21 +25,30 @@ import uvloop
 
 from protocol.codec import decode_from_router, encode
 from protocol.ids import RequestKey, new_epoch
-from protocol.messages import Admit, Admitted, Capacity, Fingerprint, Finished, Heartbeat, Hello, Load, Tokens, Welcome
+from protocol.messages import Admit, Admitted, Capacity, Fingerprint, Finished, Heartbeat, Hello, Load, Message, Tokens, Welcome
 from protocol.sockets import Link
+from protocol.worker_link import MAX_BATCH
 
 PROMPT_TOKENS = 100
 TOKEN_ID = 100
 START_S = 60.0
 
 
-class NoWorker:
-    """A decode worker that answers every request with one token a step."""
+@dataclass(slots=True)
+class Answer:
+    key: RequestKey
+    num_tokens: int
+    sent: int = 0
 
-    def __init__(self, control: str, model: Path, step_s: float) -> None:
+
+class NoWorker:
+    """A decode worker that answers every request with one message a step, those of a step together, as an engine does."""
+
+    def __init__(self, control: str, model: Path, step_s: float, step_tokens: int) -> None:
         self.epoch = new_epoch()
         self._link = Link(control, self.epoch.encode())
-        self._step_s = step_s
+        self._step_s, self._step_tokens = step_s, step_tokens
+        self._answers: list[Answer] = []
         self._model_type = json.loads((model / "config.json").read_text())["model_type"]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -51,7 +60,7 @@ class NoWorker:
         await self._link.send(encode(hello))
         while not isinstance(decode_from_router.decode(await self._link.recv()), Welcome):
             pass
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat()), asyncio.create_task(self._run_steps())]
 
     async def leave(self) -> None:
         for task in self._tasks:
@@ -68,16 +77,25 @@ class NoWorker:
         while True:
             message = decode_from_router.decode(await self._link.recv())
             if isinstance(message, Admit):
-                self._tasks.append(asyncio.create_task(self._answer(message.key, message.sampling.max_tokens)))
+                self._answers.append(Answer(message.key, message.sampling.max_tokens))
 
-    async def _answer(self, key: RequestKey, num_tokens: int) -> None:
-        about = {"epoch": self.epoch, "request_id": key.request_id, "generation": key.generation}
-        await self._link.send(encode(Admitted.model_validate(about)))
-        for index in range(num_tokens):
-            await self._link.send(encode(Tokens.model_validate({**about, "index": index, "token_ids": (TOKEN_ID,)})))
-            if self._step_s:
-                await asyncio.sleep(self._step_s)
-        await self._link.send(encode(Finished.model_validate({**about, "reason": "length"})))
+    async def _run_steps(self) -> None:
+        while True:
+            batch = [message for answer in list(self._answers) for message in self._step(answer)]
+            for start in range(0, len(batch), MAX_BATCH):
+                await self._link.send(*batch[start : start + MAX_BATCH])
+            await asyncio.sleep(self._step_s)
+
+    def _step(self, answer: Answer) -> list[bytes]:
+        about = {"epoch": self.epoch, "request_id": answer.key.request_id, "generation": answer.key.generation}
+        messages: list[Message] = [Admitted.model_validate(about)] if answer.sent == 0 else []
+        tokens = (TOKEN_ID,) * min(self._step_tokens, answer.num_tokens - answer.sent)
+        messages.append(Tokens.model_validate({**about, "index": answer.sent, "token_ids": tokens}))
+        answer.sent += len(tokens)
+        if answer.sent == answer.num_tokens:
+            messages.append(Finished.model_validate({**about, "reason": "length"}))
+            self._answers.remove(answer)
+        return [encode(message) for message in messages]
 
 
 @dataclass(frozen=True)
@@ -118,7 +136,7 @@ async def bench(options: argparse.Namespace) -> dict[str, float]:
     environment = os.environ | {"PYTHONSAFEPATH": "1"}
     with subprocess.Popen([sys.executable, "-m", "router", *arguments], env=environment) as process:  # noqa: ASYNC220  (starting is quick)
         try:
-            worker = NoWorker(control, options.model, options.step_ms / 1000)
+            worker = NoWorker(control, options.model, options.step_ms / 1000, options.step_tokens)
             await asyncio.wait_for(worker.join(), START_S)
             result = await _measure_all(psutil.Process(process.pid), options)
             await worker.leave()
@@ -157,9 +175,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=10.0)
+    parser.add_argument("--step-tokens", type=int, default=1, help="as speculation would give, for instance 3")
     options = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(json.dumps(runner.run(bench(options)) | {"step_ms": options.step_ms, "concurrency": options.concurrency}))
+        print(
+            json.dumps(
+                runner.run(bench(options))
+                | {"step_ms": options.step_ms, "step_tokens": options.step_tokens, "concurrency": options.concurrency}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -249,10 +249,14 @@ def load(threads: int | None = None) -> NativeOps:
     Raises NativeUnavailable when the library is not built, is of another version, needs a feature that this CPU lacks, or
     does not give the results that it should.
     """
-    ops = NativeOps(load_library(), threads if threads is not None else len(os.sched_getaffinity(0)))
+    ops = NativeOps(load_library(), threads or _usable_cores())
     if complaint := check(ops):
         raise NativeUnavailable(f"native kernels fail their self-check: {complaint}")
     return ops
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _page_aligned(*shape: int) -> Tensor:

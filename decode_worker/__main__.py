@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decode_worker.worker import run
 from protocol.config import DecodeSettings
 from protocol.flags import settings_app
 from protocol.worker_process import run_process, start_logging
@@ -11,6 +10,8 @@ NAME = "baton-decode"
 
 
 def start(settings: DecodeSettings) -> int:
+    from decode_worker.worker import run  # torch and UCX take seconds to import: a wrong setting is told before
+
     start_logging(settings.log_level)
     return run_process(NAME, lambda: run(settings))
 

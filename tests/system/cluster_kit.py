@@ -119,14 +119,15 @@ class Cluster:
             codes["router"] = self.stop("router")
         assert set(codes.values()) <= {0}, codes
 
-    def use_speculation(self, speculation: int) -> None:
-        """Decode worker "d" with this K; the one with another is drained away."""
-        if self.speculation != speculation:
-            if "d" in self.processes:
-                assert self.stop("d") == 0
-            self.start_worker("decode", "d", "--speculation", str(speculation))
-            self.speculation = speculation
-            self.until_ready(1, 1)
+    def use_speculation(self, speculation: int | None = None) -> None:
+        """Decode worker "d" with this K; the one with another is drained away. None: whatever it has."""
+        if "d" in self.processes and speculation in (None, self.speculation):
+            return
+        if "d" in self.processes:
+            assert self.stop("d") == 0
+        self.speculation = 3 if speculation is None else speculation
+        self.start_worker("decode", "d", "--speculation", str(self.speculation))
+        self.until_ready(1, 1)
 
     # ---- what it says of itself
 

@@ -40,7 +40,6 @@ def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     cluster = Cluster(model, tmp_path_factory.mktemp("cluster"))
     cluster.start_router()
     cluster.start_worker("prefill", "p", "--max-prefill-chunk", "48", "--step-tokens", "96")
-    cluster.use_speculation(3)
     yield cluster
     cluster.stop_all()
 

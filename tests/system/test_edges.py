@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 
+import httpx
 import pytest
 
 from tests.system.cluster_kit import Cluster, complete, stream_to_end
@@ -63,10 +65,6 @@ async def test_a_chat_goes_through_the_same_path(cluster: Cluster) -> None:
 
 def _handoffs(cluster: Cluster) -> float:
     """Hand-offs that the decode worker has received, by its next heartbeat."""
-    import time
-
-    import httpx
-
     time.sleep(0.7)
     lines = httpx.get(f"{cluster.url}/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("baton_handoffs_received_total"))

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 
@@ -20,6 +19,12 @@ LENGTHS = (*range(1, 71), 96, 127, 128, 129, 300, 513)
 def random_prompts(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(8, 1024, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.fixture(scope="module", params=[3, 0, 1, 5], ids="K={}".format)
+def split(cluster: Cluster, request: pytest.FixtureRequest) -> Cluster:
+    cluster.use_speculation(request.param)
+    return cluster
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +54,10 @@ def test_one_process_equals_transformers(oracle: Any, prompts: list[list[int]], 
         assert logits.argmax(-1).tolist() == tokens, f"prompt of {len(prompt)}"
 
 
-@pytest.mark.parametrize("speculation", [3, 0, 1, 5])
-async def test_split_equals_one_process(cluster: Cluster, prompts: list[list[int]], expected: list[list[int]], speculation: int) -> None:
+async def test_split_equals_one_process(split: Cluster, prompts: list[list[int]], expected: list[list[int]]) -> None:
     """All at once, arriving at different steps, long ones among short ones."""
-    cluster.use_speculation(speculation)
-    async with cluster.client() as client:
-        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(speculation)).tolist()
+    async with split.client() as client:
+        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(split.speculation or 0)).tolist()
         arrivals = [
             complete_later(0.01 * arrival, client, prompts[index], max_tokens=NEW_TOKENS, ignore_eos=True)
             for arrival, index in enumerate(order)
@@ -63,7 +66,7 @@ async def test_split_equals_one_process(cluster: Cluster, prompts: list[list[int
     wrong = {len(prompts[i]): answers[i]["token_ids"] for i in range(len(prompts)) if answers[i]["token_ids"] != expected[i]}
     assert not wrong
     assert all(answer["finish_reason"] == "length" for answer in answers.values())
-    cluster.until_whole()
+    split.until_whole()
 
 
 SAMPLINGS: list[dict[str, Any]] = [
@@ -75,19 +78,20 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("speculation", [3, 0])
-async def test_sampled_split_equals_one_process(cluster: Cluster, alone: Alone, speculation: int) -> None:
-    cluster.use_speculation(speculation)
-    prompts = random_prompts((1, 2, 17, 33, 64), seed=1)
+@pytest.fixture(scope="module")
+def sampled_prompts() -> list[list[int]]:
+    return random_prompts((1, 2, 17, 33, 64), seed=1)
 
-    async def ask(client: httpx.AsyncClient, prompt: list[int], params: dict[str, Any]) -> list[int]:
-        token_ids: list[int] = (await complete(client, prompt, max_tokens=24, ignore_eos=True, **params))["token_ids"]
-        return token_ids
 
-    async with cluster.client() as client:
-        answers = await asyncio.gather(*(ask(client, prompt, params) for params in SAMPLINGS for prompt in prompts))
-    for number, params in enumerate(SAMPLINGS):
-        assert answers[number * len(prompts) : (number + 1) * len(prompts)] == alone(prompts, max_tokens=24, ignore_eos=True, **params), (
-            params
+@pytest.fixture(scope="module")
+def sampled(sampled_prompts: list[list[int]], alone: Alone) -> list[list[int]]:
+    return [tokens for params in SAMPLINGS for tokens in alone(sampled_prompts, max_tokens=24, ignore_eos=True, **params)]
+
+
+async def test_sampled_split_equals_one_process(split: Cluster, sampled_prompts: list[list[int]], sampled: list[list[int]]) -> None:
+    async with split.client() as client:
+        answers = await asyncio.gather(
+            *(complete(client, prompt, max_tokens=24, ignore_eos=True, **params) for params in SAMPLINGS for prompt in sampled_prompts)
         )
-    cluster.until_whole()
+    assert [answer["token_ids"] for answer in answers] == sampled
+    split.until_whole()

@@ -62,7 +62,7 @@ log = logging.getLogger("baton.router")
 
 
 class Sink(Protocol):
-    """Where one sequence's results go. Neither method may raise."""
+    """Where one sequence's results go."""
 
     def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> bool:
         """True: a stop string matched, the sequence is over."""
@@ -259,7 +259,13 @@ class Cluster:
             now = request.first_token_at = self._clock()
             self._metrics.observe_first_token(now - request.arrived_at, request.admitted_at - request.arrived_at, message.timing)
         self._metrics.generation_tokens += len(message.token_ids)
-        if request.sink.on_tokens(message.token_ids, message.logprobs):
+        try:
+            matched = request.sink.on_tokens(message.token_ids, message.logprobs)
+        except Exception:  # the edge between a worker's words and our code: it must not cost other requests their messages
+            log.exception("%s: can't use %s", request.life.name, message)
+            self._tell(request, GivenUp("internal", "the router can't use what the worker sent"))
+            return
+        if matched:
             self._tell(request, StopMatched())
 
     def _send_admit(self, request: _Request, command: SendAdmit) -> None:
@@ -311,8 +317,15 @@ class Cluster:
         for worker in self._unbook(request):
             worker.refused_tokens = None
         self._count(request, ending)
-        request.sink.on_end(ending)
+        self._tell_ending(request, ending)
         self._place_waiting()
+
+    def _tell_ending(self, request: _Request, ending: Ending) -> None:
+        try:
+            request.sink.on_end(ending)
+        except Exception:  # as in _deliver; what is left to say then is that it failed
+            log.exception("%s: can't tell its ending", request.life.name)
+            request.sink.on_end(Ending("failed", code="internal", message="the router can't tell the ending"))
 
     def _unbook(self, request: _Request) -> list[Worker]:
         """The workers that had it."""

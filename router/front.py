@@ -57,7 +57,7 @@ class Front:
         if body.echo:
             prompts = [self._with_text(prompt) for prompt in prompts]
         options = self._options(body, "cmpl", want_logprobs=body.logprobs is not None, echo=bool(body.echo))
-        return self._generation(body, prompts, CompletionAnswer(options))
+        return self._generation(body, prompts, CompletionAnswer(options), options.answer_id)
 
     async def chat(self, request: Request) -> Response:
         body = parse_body(ChatBody, await read_json_body(request), CHAT_NEUTRAL)
@@ -71,7 +71,7 @@ class Front:
             parse_tools=tools is not None,
             one_tool=body.parallel_tool_calls is False,
         )
-        return self._generation(body, [prompt], ChatAnswer(options))
+        return self._generation(body, [prompt], ChatAnswer(options), options.answer_id)
 
     async def tokenize(self, request: Request) -> Response:
         body = parse_body(TokenizeBody, await read_json_body(request))
@@ -122,8 +122,10 @@ class Front:
             **wanted,
         )
 
-    def _generation(self, body: CompletionBody | ChatBody, prompts: list[Prompt], answer: Answer) -> Generation:
-        """Raises ApiError. Nothing runs before the framework calls what this returns."""
+    def _generation(self, body: CompletionBody | ChatBody, prompts: list[Prompt], answer: Answer, answer_id: str) -> Generation:
+        """Raises ApiError. Nothing runs before the framework calls what this returns. Sequences are named after the answer, so that
+        logs of all processes can be found by what the client has.
+        """
         n = body.n or 1
         if len(prompts) * n > MAX_SEQUENCES:
             raise invalid("n", f"{len(prompts)} prompts with n={n} are {len(prompts) * n} sequences, at most {MAX_SEQUENCES} are possible")
@@ -136,9 +138,8 @@ class Front:
             num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
         )
         orders: list[tuple[Order, Sequence]] = []
-        stem = secrets.token_hex(10)
         for prompt in prompts:
-            orders += self._orders(body, prompt, n, f"{stem}-{len(orders) // n}", len(orders), generation)
+            orders += self._orders(body, prompt, n, f"{answer_id}-{len(orders) // n}", len(orders), generation)
         generation.start_with(orders)
         return generation
 

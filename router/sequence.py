@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from protocol.errors import WireError
 from protocol.messages import TokenLogprob
 from router.detokenizer import Detokenizer
 from router.events import Ending
@@ -106,6 +107,8 @@ class Sequence:
 
     def _take_one_by_one(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> Delta:
         """Up to the token that completes a stop string; later ones are not part of the answer."""
+        if logprobs is not None and len(logprobs) != len(token_ids):
+            raise WireError(f"{len(logprobs)} log-probabilities for {len(token_ids)} tokens")
         texts: list[str] = []
         placed: list[PlacedLogprob] = []
         num_taken = 0

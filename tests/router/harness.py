@@ -221,6 +221,10 @@ class FakeDecode(FakeWorker):
         elif isinstance(message, Cancel) and message.key in self._playing:
             self._playing.pop(message.key).cancel()
 
+    @property
+    def playing(self) -> bool:
+        return any(not task.done() for task in self._playing.values())
+
     async def die(self) -> None:
         for task in self._playing.values():
             task.cancel()

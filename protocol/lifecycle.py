@@ -7,7 +7,7 @@ matters), what has to be done goes out as commands, and a thin shell does it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
@@ -53,3 +53,8 @@ class Lifecycle(Generic[State, Event, Command]):
     def story(self) -> tuple[str, ...]:
         """The last events, oldest first."""
         return tuple(f"{before.name} -> {after.name}: {str(event)[:MAX_LINE]}" for before, after, event in self._story)
+
+
+def leading_to(*states: Enum, events: Iterable[type[Any]]) -> dict[type[Any], frozenset[Enum]]:
+    """A row of MOVES for events that may all lead to the same states."""
+    return dict.fromkeys(events, frozenset(states))

@@ -11,17 +11,17 @@ All or nothing: Commit comes once, after every needed byte has arrived and match
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from protocol.errors import PeerLost, TransferError
 from protocol.ids import Epoch, RequestKey
+from protocol.lifecycle import Lifecycle, leading_to
 from protocol.messages import Copy, ErrorCode, Fetch, Fingerprint, HandoffFailed, Manifest, Pull, Ready, Release
 from transfer.commands import CancelReceives, Commit, Ended, Fail, PostReceives, Say, Verify
 from transfer.fingerprint import first_difference
-from transfer.lifecycle import Lifecycle
 from transfer.plan import PlannedCopy, blocks_for, cut, plan_pages
 
 Command = Say | Ended | PostReceives | CancelReceives | Verify | Commit | Fail
@@ -84,6 +84,7 @@ class PeerGone:
 
 
 _REMOTE = frozenset({FromPrefill, CopiesEnded, Cancelled, PeerGone})
+_OVER = frozenset({ReceiveState.ENDING, ReceiveState.ENDED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,28 +115,11 @@ class Reservation:
         assert 0 <= self.have_blocks <= len(self.blocks)
 
 
-class HandoffReceiver(Lifecycle[ReceiveState]):
+class HandoffReceiver(Lifecycle[ReceiveState, object, Any]):
     """One per attempt. Feed it everything that happens; do what it returns, in order.
 
     After Ended it may be dropped; kept, it ignores latecomers.
     """
-
-    events: ClassVar[Mapping[ReceiveState, frozenset[type]]] = {
-        ReceiveState.NEW: frozenset({Begin}),
-        ReceiveState.ASKED: _REMOTE,
-        ReceiveState.SEALED: _REMOTE,
-        ReceiveState.VERIFYING: _REMOTE | {Verified},
-        ReceiveState.ENDING: _REMOTE | {Verified},
-        ReceiveState.ENDED: _REMOTE | {Verified},
-    }
-    moves: ClassVar[Mapping[ReceiveState, frozenset[ReceiveState]]] = {
-        ReceiveState.NEW: frozenset({ReceiveState.ASKED}),
-        ReceiveState.ASKED: frozenset({ReceiveState.SEALED, ReceiveState.ENDING}),
-        ReceiveState.SEALED: frozenset({ReceiveState.VERIFYING, ReceiveState.ENDED, ReceiveState.ENDING}),
-        ReceiveState.VERIFYING: frozenset({ReceiveState.ENDED, ReceiveState.ENDING}),
-        ReceiveState.ENDING: frozenset({ReceiveState.ENDED}),
-        ReceiveState.ENDED: frozenset(),
-    }
 
     def __init__(self, reservation: Reservation) -> None:
         super().__init__(f"receive {reservation.key}", ReceiveState.NEW)
@@ -153,11 +137,11 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
 
     # ---- events --------------------------------------------------------------------------------------------------
 
-    def _on_Begin(self, event: Begin) -> list[Command]:
-        self._move(ReceiveState.ASKED)
+    def _on_begin(self, event: Begin) -> list[Command]:
+        self.state = ReceiveState.ASKED
         return [Say(Fetch(**self._ours(), have_blocks=self.reservation.have_blocks))]
 
-    def _on_FromPrefill(self, event: FromPrefill) -> list[Command]:
+    def _on_from_prefill(self, event: FromPrefill) -> list[Command]:
         message = event.message
         if message.key != self.reservation.key or message.epoch != self.reservation.peer:
             self.stale += 1
@@ -171,7 +155,7 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
             return self._give_up("transfer_failed", f"{message.type} after the manifest")
         return self._ready(message) if isinstance(message, Ready) else self._sealed(message)
 
-    def _on_CopiesEnded(self, event: CopiesEnded) -> list[Command]:
+    def _on_copies_ended(self, event: CopiesEnded) -> list[Command]:
         if event.batch not in self.in_flight:
             self.stale += 1
             return []
@@ -182,7 +166,7 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
             return self._give_up("prefill_lost" if isinstance(event.error, PeerLost) else "transfer_failed", str(event.error))
         return self._verify_if_complete()
 
-    def _on_Verified(self, event: Verified) -> list[Command]:
+    def _on_verified(self, event: Verified) -> list[Command]:
         if self.state is not ReceiveState.VERIFYING:
             self.stale += 1
             return []
@@ -196,12 +180,12 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
             return self._give_up("transfer_failed", f"checksum of block {wrong[0]} of the request differs ({len(wrong)} in all)")
         return self._commit()
 
-    def _on_Cancelled(self, event: Cancelled) -> list[Command]:
+    def _on_cancelled(self, event: Cancelled) -> list[Command]:
         if self.state in (ReceiveState.ENDING, ReceiveState.ENDED):
             return []
         return self._end(event.reason)
 
-    def _on_PeerGone(self, event: PeerGone) -> list[Command]:
+    def _on_peer_gone(self, event: PeerGone) -> list[Command]:
         if self.state in (ReceiveState.ENDING, ReceiveState.ENDED):
             return []
         return self._give_up("prefill_lost", event.reason)
@@ -218,7 +202,7 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
         if problem is not None:
             return self._give_up(*problem)
         self._manifest = manifest
-        self._move(ReceiveState.SEALED)
+        self.state = ReceiveState.SEALED
         commands = self._pull(dict(enumerate(manifest.blocks)), slot=manifest.slot)
         return commands or self._verify_if_complete()
 
@@ -278,11 +262,11 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
             return []
         if not self.reservation.checksums:
             return self._commit()
-        self._move(ReceiveState.VERIFYING)
+        self.state = ReceiveState.VERIFYING
         return [Verify(self.reservation.blocks[self.reservation.have_blocks :], self.reservation.slot)]
 
     def _commit(self) -> list[Command]:
-        self._move(ReceiveState.ENDED)
+        self.state = ReceiveState.ENDED
         return [Commit(), Say(Release(**self._ours(), ok=True)), Ended(ok=True)]
 
     def _give_up(self, code: ErrorCode, reason: str) -> list[Command]:
@@ -290,7 +274,7 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
 
     def _end(self, reason: str) -> list[Command]:
         """The Release goes out even to a lost peer: one channel may be gone and the other not."""
-        self._move(ReceiveState.ENDING)
+        self.state = ReceiveState.ENDING
         self._reason = reason
         commands: list[Command] = [Say(Release(**self._ours(), ok=False, reason=reason))]
         if self.in_flight:
@@ -300,7 +284,7 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
     def _end_if_quiet(self) -> list[Command]:
         if self.in_flight:
             return []
-        self._move(ReceiveState.ENDED)
+        self.state = ReceiveState.ENDED
         return [Ended(ok=False, reason=self._reason)]
 
     def _known_manifest(self) -> Manifest:
@@ -310,6 +294,23 @@ class HandoffReceiver(Lifecycle[ReceiveState]):
     def _ours(self) -> dict[str, object]:
         key = self.reservation.key
         return {"epoch": self.reservation.epoch, "request_id": key.request_id, "generation": key.generation}
+
+    HANDLERS: ClassVar = {
+        Begin: _on_begin,
+        FromPrefill: _on_from_prefill,
+        CopiesEnded: _on_copies_ended,
+        Verified: _on_verified,
+        Cancelled: _on_cancelled,
+        PeerGone: _on_peer_gone,
+    }
+    MOVES: ClassVar = {
+        ReceiveState.NEW: {Begin: {ReceiveState.ASKED}},
+        ReceiveState.ASKED: leading_to(ReceiveState.ASKED, ReceiveState.SEALED, ReceiveState.VERIFYING, *_OVER, events=_REMOTE),
+        ReceiveState.SEALED: leading_to(ReceiveState.SEALED, ReceiveState.VERIFYING, *_OVER, events=_REMOTE),
+        ReceiveState.VERIFYING: leading_to(ReceiveState.VERIFYING, *_OVER, events=_REMOTE | {Verified}),
+        ReceiveState.ENDING: leading_to(*_OVER, events=_REMOTE | {Verified}),
+        ReceiveState.ENDED: leading_to(ReceiveState.ENDED, events=_REMOTE | {Verified}),
+    }
 
 
 def _pulls(planned: Sequence[PlannedCopy]) -> list[list[PlannedCopy]]:

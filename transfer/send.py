@@ -11,16 +11,16 @@ Only pages that are ready and belong to this request are ever sent, whatever D a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from protocol.errors import TransferError
 from protocol.ids import Epoch, RequestKey
+from protocol.lifecycle import Lifecycle, leading_to
 from protocol.messages import Copy, ErrorCode, Fetch, Fingerprint, HandoffFailed, Manifest, Pull, Ready, Release, Timing
 from transfer.commands import Compute, Ended, EndLease, GrantLease, PostSends, Refuse, Say
-from transfer.lifecycle import Lifecycle
 
 Command = Say | Ended | PostSends | Compute | Refuse | GrantLease | EndLease
 
@@ -98,31 +98,15 @@ class LeaseOver:
 
 
 _REMOTE = frozenset({FromDecode, CopiesEnded, GaveUp, PeerGone, PrefillAsked})
+_OVER = frozenset({SendState.ENDING, SendState.ENDED})
 _ENGINE = frozenset({BlocksReady, Sealed})
 
 
-class HandoffSender(Lifecycle[SendState]):
+class HandoffSender(Lifecycle[SendState, object, Any]):
     """One per attempt. Feed it everything that happens; do what it returns, in order.
 
     After Ended keep it for about a lease: it answers a Prefill that comes after D has already given up.
     """
-
-    events: ClassVar[Mapping[SendState, frozenset[type]]] = {
-        SendState.NEW: frozenset({FromDecode, PrefillAsked, GaveUp}),
-        SendState.ASKED: _REMOTE | {LeaseOver},
-        SendState.COMPUTING: _REMOTE | _ENGINE,
-        SendState.SEALED: _REMOTE | {LeaseOver},
-        SendState.ENDING: _REMOTE | _ENGINE | {LeaseOver},
-        SendState.ENDED: _REMOTE | _ENGINE | {LeaseOver},
-    }
-    moves: ClassVar[Mapping[SendState, frozenset[SendState]]] = {
-        SendState.NEW: frozenset({SendState.ASKED, SendState.COMPUTING, SendState.ENDING}),
-        SendState.ASKED: frozenset({SendState.COMPUTING, SendState.ENDING}),
-        SendState.COMPUTING: frozenset({SendState.SEALED, SendState.ENDING}),
-        SendState.SEALED: frozenset({SendState.ENDING}),
-        SendState.ENDING: frozenset({SendState.ENDED}),
-        SendState.ENDED: frozenset(),
-    }
 
     def __init__(self, key: RequestKey, epoch: Epoch, fingerprint: Fingerprint, lease_s: float) -> None:
         """``epoch`` and ``fingerprint`` are P's own."""
@@ -149,7 +133,7 @@ class HandoffSender(Lifecycle[SendState]):
 
     # ---- events --------------------------------------------------------------------------------------------------
 
-    def _on_PrefillAsked(self, event: PrefillAsked) -> list[Command]:
+    def _on_prefill_asked(self, event: PrefillAsked) -> list[Command]:
         if self.state in (SendState.ENDING, SendState.ENDED):
             return [Refuse("transfer_failed", f"the hand-off is over already: {self._reason}")]
         if self.state in (SendState.COMPUTING, SendState.SEALED):
@@ -161,10 +145,10 @@ class HandoffSender(Lifecycle[SendState]):
                 *self._end("asked by the wrong decode worker", "mismatch"),
             ]
         self._decode = event.decode_epoch
-        self._move(SendState.COMPUTING)
+        self.state = SendState.COMPUTING
         return [*self._without_lease(), Compute()]
 
-    def _on_FromDecode(self, event: FromDecode) -> list[Command]:
+    def _on_from_decode(self, event: FromDecode) -> list[Command]:
         message = event.message
         known = self._decode is None or message.epoch == self._decode
         if message.key != self.key or not known:
@@ -178,21 +162,21 @@ class HandoffSender(Lifecycle[SendState]):
             return self._pull(message)
         return self._released(message)
 
-    def _on_BlocksReady(self, event: BlocksReady) -> list[Command]:
+    def _on_blocks_ready(self, event: BlocksReady) -> list[Command]:
         if self.state is not SendState.COMPUTING:
             return []
         self._learn(event.first_block, event.blocks)
         return [Say(Ready(**self._ours(), first_block=event.first_block, blocks=event.blocks))] if self._asked else []
 
-    def _on_Sealed(self, event: Sealed) -> list[Command]:
+    def _on_sealed(self, event: Sealed) -> list[Command]:
         if self.state is not SendState.COMPUTING:
             return []
         self._learn(0, event.blocks)
         self._sealed = event
-        self._move(SendState.SEALED)
+        self.state = SendState.SEALED
         return [*self._lease(), *([self._manifest()] if self._asked else [])]
 
-    def _on_CopiesEnded(self, event: CopiesEnded) -> list[Command]:
+    def _on_copies_ended(self, event: CopiesEnded) -> list[Command]:
         if event.batch not in self.in_flight:
             self.stale += 1
             return []
@@ -201,13 +185,13 @@ class HandoffSender(Lifecycle[SendState]):
             return self._end_if_quiet()
         return [] if event.error is None else self._end(str(event.error), "transfer_failed")
 
-    def _on_GaveUp(self, event: GaveUp) -> list[Command]:
+    def _on_gave_up(self, event: GaveUp) -> list[Command]:
         return self._end(event.reason, event.code)
 
-    def _on_PeerGone(self, event: PeerGone) -> list[Command]:
+    def _on_peer_gone(self, event: PeerGone) -> list[Command]:
         return self._end(event.reason, None)
 
-    def _on_LeaseOver(self, event: LeaseOver) -> list[Command]:
+    def _on_lease_over(self, event: LeaseOver) -> list[Command]:
         self._leased = False
         return self._end(f"not fetched within {self.lease_s:g} s", "lease_ended")
 
@@ -227,7 +211,7 @@ class HandoffSender(Lifecycle[SendState]):
             return []
         self._asked, self._decode = True, message.epoch
         if self.state is SendState.NEW:
-            self._move(SendState.ASKED)
+            self.state = SendState.ASKED
             return self._lease()
         if self.state is SendState.SEALED:
             return [*self._lease(), self._manifest()]
@@ -311,14 +295,33 @@ class HandoffSender(Lifecycle[SendState]):
         if told:
             commands.append(Say(HandoffFailed(**self._ours(), code=code, message=reason)))
         self._ok, self._reason, self._code = ok, reason, code
-        self._move(SendState.ENDING)
+        self.state = SendState.ENDING
         return commands + self._end_if_quiet()
 
     def _end_if_quiet(self) -> list[Command]:
         if self.in_flight:
             return []
-        self._move(SendState.ENDED)
+        self.state = SendState.ENDED
         return [Ended(ok=self._ok, reason=self._reason)]
 
     def _ours(self) -> dict[str, object]:
         return {"epoch": self.epoch, "request_id": self.key.request_id, "generation": self.key.generation}
+
+    HANDLERS: ClassVar = {
+        PrefillAsked: _on_prefill_asked,
+        FromDecode: _on_from_decode,
+        BlocksReady: _on_blocks_ready,
+        Sealed: _on_sealed,
+        CopiesEnded: _on_copies_ended,
+        GaveUp: _on_gave_up,
+        PeerGone: _on_peer_gone,
+        LeaseOver: _on_lease_over,
+    }
+    MOVES: ClassVar = {
+        SendState.NEW: leading_to(SendState.NEW, SendState.ASKED, SendState.COMPUTING, *_OVER, events=(FromDecode, PrefillAsked, GaveUp)),
+        SendState.ASKED: leading_to(SendState.ASKED, SendState.COMPUTING, *_OVER, events=_REMOTE | {LeaseOver}),
+        SendState.COMPUTING: leading_to(SendState.COMPUTING, SendState.SEALED, *_OVER, events=_REMOTE | _ENGINE),
+        SendState.SEALED: leading_to(SendState.SEALED, *_OVER, events=_REMOTE | {LeaseOver}),
+        SendState.ENDING: leading_to(*_OVER, events=_REMOTE | _ENGINE | {LeaseOver}),
+        SendState.ENDED: leading_to(SendState.ENDED, events=_REMOTE | _ENGINE | {LeaseOver}),
+    }

@@ -229,7 +229,7 @@ def test_an_illegal_event_tells_the_story() -> None:
     machine = asked()
     with pytest.raises(IllegalTransition, match="Begin is not allowed in state ASKED") as caught:
         machine.handle(receive.Begin())
-    assert "NEW: Begin()" in str(caught.value)
+    assert "NEW -> ASKED: Begin()" in str(caught.value)
     with pytest.raises(IllegalTransition):
         machine.handle(receive.Verified((), 1))
 

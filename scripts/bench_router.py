@@ -147,7 +147,7 @@ async def bench(options: argparse.Namespace) -> dict[str, float]:
 
 async def _measure_all(router: psutil.Process, options: argparse.Namespace) -> dict[str, float]:
     few, many = 1, options.tokens
-    await measure(router, options.port, few, 50, options.concurrency)  # warm up
+    await measure(router, options.port, few, max(50, options.concurrency), options.concurrency)  # warm up
     await measure(router, options.port, many, options.concurrency, options.concurrency)
     per_request, per_token = [], []
     for _ in range(options.repeats):

@@ -44,6 +44,13 @@ from transfer.transport import Connection
 
 log = logging.getLogger("baton.decode")
 
+COUNTERS = (
+    "baton_handoffs_received_total",
+    "baton_handoffs_failed_total",
+    "baton_handoff_received_bytes_total",
+    "baton_stale_messages_total",
+)
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -91,7 +98,7 @@ class DecodeRequests:
         self._attempts: dict[RequestKey, Attempt] = {}
         self._tags = itertools.count(1)
         self._draining = False
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
     @property
     def num_open(self) -> int:

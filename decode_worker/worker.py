@@ -54,7 +54,14 @@ class DecodeWorker:
             async with asyncio.TaskGroup() as tasks:
                 self._spawn = tasks.create_task
                 parts = [self.bridge.watch(), self._link.run()]
-                await serve(parts, tasks=tasks, work=self.requests, link=self._link, departure=self.departure)
+                await serve(
+                    parts,
+                    tasks=tasks,
+                    work=self.requests,
+                    link=self._link,
+                    departure=self.departure,
+                    take_nothing_new=self.requests.drain,
+                )
                 await self._peers.leave()
                 self._peers.close()
         finally:

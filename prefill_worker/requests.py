@@ -43,6 +43,13 @@ from transfer.session import SendCommand, SendSession
 
 log = logging.getLogger("baton.prefill")
 
+COUNTERS = (
+    "baton_handoffs_served_total",
+    "baton_handoffs_not_served_total",
+    "baton_handoff_sent_bytes_total",
+    "baton_leases_ended_total",
+)
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -78,8 +85,7 @@ class PrefillRequests:
         self._lease_s, self._checksums = lease_s, checksums
         self._attempts: dict[RequestKey, Attempt] = {}
         self._leases = Leases()
-        self._draining = False
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
     @property
     def num_open(self) -> int:
@@ -94,12 +100,11 @@ class PrefillRequests:
             log.warning("%s: the router asked twice", message.key)
             return
         attempt.prefill = message
-        if self._draining:
-            self._turn_away(message.key, attempt, "draining", "this worker is leaving")
-        elif not self._doors.is_paired(message.decode_epoch):
-            self._turn_away(message.key, attempt, "decode_lost", f"decode worker {message.decode_epoch} isn't paired with this worker")
-        else:
+        # Also when this worker is leaving: the router sends nothing new then, only what it has promised to a decode worker already.
+        if self._doors.is_paired(message.decode_epoch):
             attempt.session.feed(send.PrefillAsked(message.decode_epoch))
+        else:
+            self._turn_away(message.key, attempt, "decode_lost", f"decode worker {message.decode_epoch} isn't paired with this worker")
 
     def _turn_away(self, key: RequestKey, attempt: Attempt, code: ErrorCode, reason: str) -> None:
         self._refuse(key, code, reason)
@@ -115,10 +120,6 @@ class PrefillRequests:
         for key, attempt in list(self._attempts.items()):
             if attempt.ended_at is None:
                 self._cancel(key, attempt)
-
-    def drain(self) -> None:
-        """Nothing new from now on. What is here goes on, sealed hand-offs are served."""
-        self._draining = True
 
     def _cancel(self, key: RequestKey, attempt: Attempt) -> None:
         if attempt.life is not None and attempt.life.state is not life.State.ENDED:

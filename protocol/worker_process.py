@@ -24,6 +24,8 @@ EXIT_WRONG_SETTING = 2
 EXIT_UNWELCOME = 3
 INTERRUPT_LIMIT_S = 5.0
 """Ctrl-C drains like SIGTERM, but nobody at a terminal waits long."""
+SETTLE_S = 0.3
+"""What the router ordered before it heard that this worker leaves may still be on its way."""
 LAST_CHANCE_S = 2.0
 """After a drain that took too long: what was cancelled then has this long to end."""
 CHECK_S = 0.05
@@ -86,20 +88,28 @@ class Work(Protocol):
     def num_open(self) -> int:
         """Requests and hand-offs that haven't ended."""
 
-    def drain(self) -> None:
-        """Take nothing new."""
-
     def cancel_all(self) -> None: ...
 
 
 async def serve(
-    parts: Sequence[Coroutine[Any, Any, None]], *, tasks: asyncio.TaskGroup, work: Work, link: WorkerLink, departure: Departure
+    parts: Sequence[Coroutine[Any, Any, None]],
+    *,
+    tasks: asyncio.TaskGroup,
+    work: Work,
+    link: WorkerLink,
+    departure: Departure,
+    take_nothing_new: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run ``parts`` in ``tasks`` until this process was asked to leave, drain, say goodbye, stop them."""
+    """Run ``parts`` in ``tasks`` until this process was asked to leave, drain, say goodbye, stop them.
+
+    The router places nothing on a worker that says it is draining; ``take_nothing_new`` is for what it sent before it heard that.
+    """
     running = [tasks.create_task(part) for part in parts]
     await departure.wait()
-    work.drain()
+    take_nothing_new()
     link.beat()
+    if link.welcomed:
+        await asyncio.sleep(SETTLE_S)
     if not await _ended(work, departure.limit_s):
         log.warning("%d requests or hand-offs haven't ended within %.0f s: cancelled", work.num_open, departure.limit_s)
         work.cancel_all()

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.cluster_kit import POLL_S, Answer, Cluster, complete, stream
+from tests.system.cluster_kit import POLL_S, Answer, Cluster, complete, complete_later, stream
 from tests.system.conftest import Alone
 
 HEARD_WITHIN_S = 2.0
@@ -117,6 +117,39 @@ async def test_a_new_life_under_the_old_name_serves(four: Cluster, alone: Alone)
     async with four.client() as client:
         answers = await asyncio.gather(*(complete(client, prompt, max_tokens=6, ignore_eos=True) for prompt in prompts))
     assert [answer["token_ids"] for answer in answers] == alone(prompts, max_tokens=6, ignore_eos=True)
+    four.until_whole()
+
+
+async def test_a_prefill_worker_that_is_told_to_leave_loses_no_request(four: Cluster, alone: Alone) -> None:
+    prompts = [[200 + i] * (20 + 5 * i) for i in range(30)]
+    expected = alone(prompts, max_tokens=6, ignore_eos=True)
+    async with four.client() as client:
+        running = [
+            asyncio.create_task(complete_later(0.02 * i, client, prompt, max_tokens=6, ignore_eos=True)) for i, prompt in enumerate(prompts)
+        ]
+        await asyncio.sleep(0.25)
+        leaving = four.processes.pop("p0")
+        leaving.send(signal.SIGTERM)
+        answers = await asyncio.gather(*running)
+        assert await asyncio.to_thread(leaving.wait) == 0
+    assert [answer["token_ids"] for answer in answers] == expected
+
+
+@pytest.mark.parametrize("name", ["p1", "d1"])
+async def test_a_worker_that_was_held_up_comes_back(four: Cluster, name: str) -> None:
+    """Stopped for longer than a death takes to be seen, then let go: lost, and found again, with nothing left over."""
+    async with four.client() as client:
+        four.processes[name].send(signal.SIGSTOP)
+        for _ in range(round(10 / POLL_S)):
+            if name not in {worker["worker_id"] for worker in four.workers()}:
+                break
+            await asyncio.sleep(POLL_S)
+        choice = await complete(client, [91] * 40, max_tokens=5, ignore_eos=True)
+        assert len(choice["token_ids"]) == 5
+        four.processes[name].send(signal.SIGCONT)
+        await asyncio.to_thread(four.until_ready, 2, 2)
+        answers = await asyncio.gather(*(complete(client, [92 + i] * 30, max_tokens=5, ignore_eos=True) for i in range(8)))
+        assert {len(answer["token_ids"]) for answer in answers} == {5}
     four.until_whole()
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from baton.console import err, fail, out
+from baton.console import baton_command, err, fail, out
 from baton.sse import TIMEOUT, ServerError, error_text, stream_json
 
 HELP = "/new forgets the conversation, /system TEXT sets the system prompt, /exit or Ctrl-D leaves; Ctrl-C stops an answer."
@@ -23,11 +23,12 @@ def command(
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.7,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.", show_default=False)] = None,
 ) -> None:
-    url = url.rstrip("/")
+    url = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
     name = model or _first_model(url)
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     body: dict[str, Any] = {"model": name} | {key: value for key, value in options.items() if value is not None}
-    err.print(f"[bold]{name}[/bold] at {url}. {HELP}")
+    err.print(f"[bold]{name}[/bold] at {url}")
+    err.print(HELP, style="dim")
     _converse(url, body, system)
 
 
@@ -36,16 +37,21 @@ def _converse(url: str, body: dict[str, Any], system: str | None) -> None:
     while True:
         try:
             text = out.input("[bold cyan]you ›[/bold cyan] ").strip()
-        except (EOFError, KeyboardInterrupt):
+        except KeyboardInterrupt:  # as in a shell: forget the line, not the conversation
+            out.print()
+            continue
+        except EOFError:
             out.print()
             return
         if text in ("/exit", "/quit"):
             return
         if text == "/new":
             history = _fresh(system)
+            err.print("[dim]a new conversation[/dim]")
         elif text.startswith("/system "):
             system = text.removeprefix("/system ")
             history = _fresh(system)
+            err.print("[dim]a new conversation with that system prompt[/dim]")
         elif text.startswith("/"):
             err.print(HELP)
         elif text:
@@ -88,7 +94,7 @@ def _first_model(url: str) -> str:
     try:
         answer = httpx.get(f"{url}/v1/models", timeout=5.0, trust_env=False)
     except httpx.TransportError as error:
-        fail(f"no server at {url} ({error}); start one with: baton up")
+        fail(f"no server at {url} ({error}); start one with: {baton_command()} up")
     if answer.status_code != httpx.codes.OK:
         fail(error_text(answer.content, answer.status_code))
     return str(answer.json()["data"][0]["id"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ import httpx
 
 from protocol.errors import BatonError
 
+DRAIN_S = 1.0
 STOP_GRACE_S = 10.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
@@ -74,12 +76,12 @@ class LocalCluster:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.stop()
+        await asyncio.shield(self.stop())
 
     def pids(self) -> dict[str, int]:
         return {name: child.process.pid for name, child in self._children.items()}
 
-    async def ready(self, timeout_s: float = 300.0) -> None:
+    async def ready(self, timeout_s: float = math.inf) -> None:
         """Wait until the router says that it can serve. Raises ClusterError as soon as a child ends, with its last lines."""
         deadline = time.monotonic() + timeout_s
         reason = "the router does not answer"
@@ -103,14 +105,23 @@ class LocalCluster:
                 group.create_task(self._keep_running(spec))
 
     async def stop(self) -> None:
-        """Workers first, so that the router can tell running clients; then the router. Returns when all have ended."""
-        routers = [c for c in self._children.values() if c.spec.module == "router"]
-        workers = [c for c in self._children.values() if c.spec.module != "router"]
-        for group in (workers, routers):
-            for child in group:
-                _signal(child, signal.SIGINT)
+        """The router first, so that it can tell running clients; then the workers. Returns when all have ended.
+
+        Two SIGTERM: the first is enough for a process that is still loading, the second means "at once" to one that drains.
+        """
+        for is_router in (True, False):
+            group = [child for child in self._children.values() if (child.spec.module == "router") == is_router]
+            for _ in range(2):
+                for child in group:
+                    _signal(child, signal.SIGTERM)
+                await asyncio.wait([asyncio.ensure_future(c.process.wait()) for c in group], timeout=DRAIN_S) if group else None
             await asyncio.gather(*(self._end(child) for child in group))
         self._children.clear()
+
+    def kill(self) -> None:
+        """No more patience: SIGKILL for all. ``stop`` then returns soon."""
+        for child in self._children.values():
+            _signal(child, signal.SIGKILL)
 
     async def _start(self, spec: Spec) -> None:
         environment = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +27,17 @@ def fail(message: str, code: int = EXIT_FAILURE) -> NoReturn:
     err.print("error:", style="bold red", end=" ")
     err.print(message, markup=False)
     sys.exit(code)
+
+
+def baton_command() -> str:
+    """How the user can call ``baton`` again: the bare name only when the shell would find this one."""
+    ours = os.path.join(os.path.dirname(sys.executable), "baton")
+    return "baton" if shutil.which("baton") == ours else os.path.relpath(ours)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

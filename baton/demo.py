@@ -15,16 +15,15 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.cluster import ClusterError, LocalCluster, free_port
-from baton.console import err, errors_as_exit, fail, out
-from baton.models import resolve_model
+from baton.console import baton_command, err, errors_as_exit, fail, out
+from baton.models import SPECULATION, resolve_model
 from baton.sse import TIMEOUT, ServerError, stream_json
-from baton.up import cluster_specs
-from protocol.config import UpSettings, load_settings
+from baton.up import Plan, plan_cluster
+from protocol.config import UpSettings
 from protocol.sampling import SamplingParams
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n"
 MAX_TOKENS = 48
-SPECULATION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +42,27 @@ def command(
 ) -> None:
     with errors_as_exit():
         path = resolve_model(model)
-        flags = {"model": path, "port": free_port(), "speculation": speculation}
-        settings = load_settings(UpSettings, "baton", flags, None, {k: v for k, v in os.environ.items() if k != "BATON_PORT"})
+        settings = UpSettings(model=path, host="127.0.0.1", port=free_port(), prefill=1, decode=1, speculation=speculation)
+        plan = plan_cluster(settings, None, os.environ)
     try:
-        answer = asyncio.run(_run(settings, prompt, max_tokens))
+        answer = asyncio.run(_run(plan, prompt, max_tokens, speculation))
     except (ClusterError, ServerError) as error:
         fail(str(error))
     _compare(path, answer, max_tokens)
 
 
-async def _run(settings: UpSettings, prompt: str, max_tokens: int) -> Answer:
+async def _run(plan: Plan, prompt: str, max_tokens: int, speculation: int) -> Answer:
     log: deque[str] = deque(maxlen=200)
-    url = f"http://{settings.host}:{settings.port}"
+    url = plan.url
     out.print("[bold]1.[/bold] Starting a router, a prefill worker and a decode worker, each a process of its own …")
-    async with LocalCluster(cluster_specs(settings), url, lambda name, line: log.append(f"{name}: {line}")) as cluster:
+    async with LocalCluster(plan.specs, url, lambda name, line: log.append(f"{name}: {line}")) as cluster:
         try:
             await cluster.ready(timeout_s=120.0)
         except ClusterError:
             err.print("\n".join(log), markup=False)
             raise
         out.print("   " + ", ".join(f"{name} (pid {pid})" for name, pid in cluster.pids().items()))
-        out.print(f"[bold]2.[/bold] One request over HTTP; speculation with K = {settings.speculation}:\n")
+        out.print(f"[bold]2.[/bold] One request over HTTP; speculation with K = {speculation}:\n")
         async with httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as client:
             answer = await _ask(client, url, prompt, max_tokens)
             await _tell_handoff(client, url, answer)
@@ -118,5 +117,5 @@ def _compare(path: Path, answer: Answer, max_tokens: int) -> None:
         fail(f"the tokens differ: cluster {answer.token_ids}, one process {list(alone.token_ids)}")
     out.print(f"   [bold green]the same {len(answer.token_ids)} tokens[/bold green]\n")
     out.print(
-        "Next: [bold]make serve[/bold], then [bold].venv/bin/baton chat[/bold] in another terminal, or any OpenAI client on port 8000."
+        f"Next: [bold]make serve[/bold], then [bold]{baton_command()} chat[/bold] in another terminal, or any OpenAI client on port 8000."
     )

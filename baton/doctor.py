@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from baton.console import EXIT_FAILURE, err, out
+from baton.console import EXIT_FAILURE, cores, err, out
 
 PACKAGES = ("baton-serve", "torch", "ucxx-cu13", "libucx-cu13", "pyzmq", "msgpack", "pydantic", "fastapi", "uvicorn", "tokenizers", "numpy")
 
@@ -38,7 +38,7 @@ def _machine() -> dict[str, str]:
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(cores()),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "c compiler": shutil.which("cc") or "none (only needed to build the native kernels)",
     }
@@ -61,18 +61,19 @@ def _kernels() -> dict[str, str]:
     return {"chosen": chosen.name, "reason": chosen.reason}
 
 
-def _link() -> dict[str, float | str | None]:
+def _link() -> dict[str, float | str]:
     from transfer.bench import selftest
 
     report = asyncio.run(selftest())
-    return {"hand-off GB/s": report.ucx, "plain socket GB/s": report.socket, "ratio": report.ratio, "warning": report.warning}
+    told = {"warning": report.warning} if report.warning else {}
+    return {"hand-off GB/s": report.ucx, "plain socket GB/s": report.socket, "ratio": report.ratio} | told
 
 
 def _show(report: dict[str, Any]) -> None:
     for title, rows in report.items():
         table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
         for key, value in rows.items():
-            style = "bold yellow" if key == "warning" and value else ""
+            style = "bold yellow" if key == "warning" else ""
             table.add_row(key, f"{value:.2f}" if isinstance(value, float) else str(value), style=style)
         out.print(table)
         out.print()

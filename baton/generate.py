@@ -15,7 +15,7 @@ from baton.models import resolve_model
 from protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from engine import Completion
+    from engine import Completion, Engine
 
 Prompts = Annotated[list[str] | None, typer.Argument(help="Prompts. Without any, standard input is one prompt.", show_default=False)]
 Model = Annotated[Path | None, typer.Option(help="Checkpoint directory. Default: the shipped model.", show_default=False)]
@@ -45,9 +45,20 @@ def command(
 
         with Engine(path, speculation=speculation, kernels=kernels, threads=threads) as engine:
             err.print(f"[dim]{path.name}: {engine.core.kernels.name} kernels ({engine.core.kernels.reason})[/dim]")
-            answers = engine.generate(texts, params, progress=len(texts) > 1 and sys.stderr.isatty())
-        for text, answer in zip(texts, answers, strict=True):
-            _show(text, answer, as_json)
+            if len(texts) == 1 and not as_json:
+                _stream(engine, texts[0], params)
+            else:
+                answers = engine.generate(texts, params, progress=len(texts) > 1 and sys.stderr.isatty())
+                for text, answer in zip(texts, answers, strict=True):
+                    _show(text, answer, as_json)
+
+
+def _stream(engine: Engine, prompt: str, params: SamplingParams) -> None:
+    out.print(prompt, style="dim", markup=False, end="")
+    with engine.stream(prompt, params) as pieces:
+        for piece in pieces:
+            out.print(piece.text, markup=False, end="")
+    out.print()
 
 
 def _params(max_tokens: int, temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> SamplingParams:
@@ -59,17 +70,26 @@ def _params(max_tokens: int, temperature: float, top_k: int, top_p: float, min_p
 
 
 def _prompts(given: list[str] | None, file: Path | None) -> list[str]:
+    texts = list(given or ())
     if file is not None:
         try:
-            return [*(given or ()), *filter(None, file.read_text(encoding="utf-8").splitlines())]
+            texts += filter(None, _text(file.read_bytes(), f"prompts_file={file}").splitlines())
         except OSError as error:
             raise ValueError(f"prompts_file={file}: {error.strerror}") from None
-    if given:
-        return given
-    text = sys.stdin.read()
-    if not text:
+    elif not texts:
+        texts = [text] if (text := _text(sys.stdin.buffer.read(), "standard input")) else []
+    if not texts:
         raise ValueError("no prompt: give it as an argument, with --prompts-file or on standard input")
-    return [text]
+    for text in texts:
+        _text(text.encode(errors="surrogateescape"), f"prompt {text!r}")
+    return texts
+
+
+def _text(data: bytes, source: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _show(prompt: str, answer: Completion, as_json: bool) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from baton import bench, chat, demo, doctor, generate, up
@@ -14,7 +17,23 @@ app = typer.Typer(
     rich_markup_mode="rich",
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(version("baton-serve"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_tell_version, is_eager=True)] = False,
+) -> None:
+    pass
+
+
 app.command("up", help="Start a local cluster and keep it running until Ctrl-C.")(up.command)
 app.command("demo", help="Start a local cluster on the shipped model, show one answer and what was handed over, stop.")(demo.command)
 app.command("chat", help="Talk to a running server on the terminal.")(chat.command)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from baton.console import cores
 from engine import Engine, SamplingParams
 from engine.core import EngineCore
 from engine.models.nemotron_h_config import NemotronHConfig, parse_config
@@ -43,7 +44,7 @@ class Spread:
 
 
 def machine() -> dict[str, Any]:
-    return {"processor": platform.processor() or platform.machine(), "cores": len(os.sched_getaffinity(0)), "load_1min": os.getloadavg()[0]}
+    return {"processor": platform.processor() or platform.machine(), "cores": cores(), "load_1min": os.getloadavg()[0]}
 
 
 def prefill(model: Path, *, prompt_tokens: int, batch: int, runs: int, threads: int | None) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _matmul_peak(core: EngineCore) -> float:
     """FLOP/s of the best square product in torch, now, with as many threads as the engine may use."""
     size = 2048
     before = torch.get_num_threads()
-    torch.set_num_threads(core.config.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(core.config.threads or cores())
     a, b = torch.randn(size, size), torch.randn(size, size)
     best = min(_timed(lambda: a @ b) for _ in range(3))
     torch.set_num_threads(before)

@@ -6,16 +6,17 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from baton.cluster import ClusterError, LocalCluster, Spec, free_port
-from baton.console import err, errors_as_exit, fail
-from baton.models import resolve_model
-from protocol.config import UpSettings, load_settings
+from baton.console import baton_command, cores, err, errors_as_exit, fail
+from baton.models import default_speculation, resolve_model
+from protocol.config import DecodeSettings, PrefillSettings, RouterSettings, Settings, UpSettings, load_settings
 
 COLOURS = {"router": "cyan", "prefill": "green", "decode": "magenta", "baton": "yellow"}
 
@@ -24,7 +25,7 @@ Prefill = Annotated[
     int | None, typer.Option(help="Prefill workers; 0: decode workers prefill by themselves. Default 1.", show_default=False)
 ]
 Decode = Annotated[int | None, typer.Option(help="Decode workers. Default 1.", show_default=False)]
-Speculation = Annotated[int | None, typer.Option(help="K, draft tokens per step, 0..7. Default 0.", show_default=False)]
+Speculation = Annotated[int | None, typer.Option(help="K, draft tokens per step, 0..7. Default 3 with MTP, else 0.", show_default=False)]
 Host = Annotated[str | None, typer.Option(help="Address of the HTTP API. Default 127.0.0.1.", show_default=False)]
 Port = Annotated[int | None, typer.Option(help="Port of the HTTP API. Default 8000.", show_default=False)]
 Threads = Annotated[int | None, typer.Option(help="Threads per worker. Default: cores / workers.", show_default=False)]
@@ -54,19 +55,62 @@ def command(
         "served_model_name": served_model_name,
     }
     with errors_as_exit():
-        settings = load_settings(UpSettings, "baton", flags, config, os.environ)
-        require_free_port(settings.host, settings.port)
-        specs = cluster_specs(settings, config)
+        plan = plan_cluster(load_settings(UpSettings, "baton", flags, config, os.environ), config, os.environ)
     try:
-        asyncio.run(_serve(specs, settings))
+        asyncio.run(_serve(plan))
     except* ClusterError as group:
         error = group.exceptions[0]
         fail(str(error), error.code if isinstance(error, ClusterError) and error.code > 0 else 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    specs: tuple[Spec, ...]
+    """Router first."""
+    url: str
+
+
+def plan_cluster(settings: UpSettings, config: Path | None, environ: Mapping[str, str]) -> Plan:
+    """The children of a cluster and where it will answer. Raises ConfigError and ValueError before anything is started.
+
+    A child reads file and environment as well, so it gets as flags only what was said to ``up``, or to nobody.
+    """
+    said = settings.model_fields_set
+    model = resolve_model(settings.model)
+    shared: dict[str, object] = {"model": model, "control": settings.control or f"tcp://127.0.0.1:{free_port()}"}
+    http = {key: getattr(settings, key) for key in ("host", "port", "served_model_name") if key in said}
+    enough = {"min_prefill": settings.prefill, "min_decode": settings.decode}  # /ready waits for all of them
+    router = load_settings(RouterSettings, "router", shared | enough | http, config, environ)
+    if router.port == 0:
+        http["port"] = free_port()
+    host, port = router.host, router.port or http["port"]
+    require_free_port(host, port)
+
+    threads = settings.threads or max(1, cores() // (settings.prefill + settings.decode))
+    prefill = load_settings(PrefillSettings, "prefill", shared, config, environ)
+    decode = load_settings(DecodeSettings, "decode", shared, config, environ)
+    decode_flags = shared | _unless_said("threads", threads, settings, decode)
+    decode_flags |= _unless_said("speculation", default_speculation(model), settings, decode)
+    prefill_flags = shared | _unless_said("threads", threads, settings, prefill)
+    specs = (
+        _spec("router", "router", shared | enough | http, config),
+        *(_worker("prefill", i, prefill_flags, config) for i in range(settings.prefill)),
+        *(_worker("decode", i, decode_flags, config) for i in range(settings.decode)),
+    )
+    return Plan(specs, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+
+def _unless_said(key: str, default: object, up: UpSettings, child: Settings) -> dict[str, object]:
+    """What ``up`` was told wins; the default only where neither ``up`` nor the child was told anything."""
+    if key in up.model_fields_set:
+        return {key: getattr(up, key)}
+    return {} if key in child.model_fields_set else {key: default}
+
+
 def require_free_port(host: str, port: int) -> None:
-    """ConfigError-like ValueError when something listens there already: said before anything is started."""
-    with socket.socket() as probe:
+    """ValueError when something listens there already: said before anything is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -74,27 +118,14 @@ def require_free_port(host: str, port: int) -> None:
             raise ValueError(f"port={port} on host={host} can't be used: {error.strerror}; choose another with --port") from None
 
 
-def cluster_specs(settings: UpSettings, config: Path | None = None) -> list[Spec]:
-    """The children of a cluster, router first."""
-    model = str(resolve_model(settings.model))
-    control = settings.control or f"tcp://127.0.0.1:{free_port()}"
-    workers = settings.prefill + settings.decode
-    threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // workers)
-    shared = ("--model", model, "--control", control, *(("--config", str(config)) if config else ()))
-    worker = (*shared, "--threads", str(threads))
-    name = settings.served_model_name
-    enough = ("--min-prefill", str(settings.prefill), "--min-decode", str(settings.decode))  # /ready waits for all of them
-    http = ("--host", settings.host, "--port", str(settings.port), *(("--served-model-name", name) if name else ()))
-    decode = (*worker, "--speculation", str(settings.speculation))
-    return [
-        Spec(name="router", module="router", args=(*shared, *http, *enough)),
-        *(_worker("prefill", i, worker) for i in range(settings.prefill)),
-        *(_worker("decode", i, decode) for i in range(settings.decode)),
-    ]
+def _spec(name: str, module: str, flags: Mapping[str, object], config: Path | None) -> Spec:
+    given = {**flags, **({"config": config} if config else {})}
+    args = [text for key, value in given.items() for text in (f"--{key.replace('_', '-')}", str(value))]
+    return Spec(name=name, module=module, args=tuple(args))
 
 
-def _worker(role: str, index: int, args: Sequence[str]) -> Spec:
-    return Spec(name=f"{role}-{index}", module=f"{role}_worker", args=(*args, "--worker-id", f"{role}-{index}"))
+def _worker(role: str, index: int, flags: Mapping[str, object], config: Path | None) -> Spec:
+    return _spec(f"{role}-{index}", f"{role}_worker", {**flags, "worker_id": f"{role}-{index}"}, config)
 
 
 def log_line(name: str, line: str) -> None:
@@ -103,17 +134,26 @@ def log_line(name: str, line: str) -> None:
     err.print(line, markup=False)
 
 
-async def _serve(specs: list[Spec], settings: UpSettings) -> None:
-    task = asyncio.current_task()
+async def _serve(plan: Plan) -> None:
+    """Until a signal. The first one stops everything in order, a second one kills."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    loop = asyncio.get_running_loop()
+    cluster = LocalCluster(plan.specs, plan.url, log_line)
+
+    def on_signal() -> None:
+        if task.cancelling():
+            log_line("baton", "killing everything")
+            cluster.kill()
+        else:
+            log_line("baton", "stopping; once more kills at once")
+            task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    url = f"http://{settings.host}:{settings.port}"
+        loop.add_signal_handler(number, on_signal)
     try:
-        async with LocalCluster(specs, url, log_line) as cluster:
+        async with cluster:
             await cluster.ready()
-            log_line("baton", f"ready: {url}/v1  (try: baton chat --url {url}; Ctrl-C stops everything)")
+            log_line("baton", f"ready: {plan.url}/v1  (try: {baton_command()} chat --url {plan.url}; Ctrl-C stops everything)")
             await cluster.supervise()
     except asyncio.CancelledError:
         log_line("baton", "stopped; nothing is left running")

@@ -14,19 +14,30 @@ key is never ignored; one that only another process knows is left to that proces
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.errors import ConfigError
 
 Process = Literal["router", "prefill", "decode", "baton"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Address = Annotated[str, Field(pattern=r"^tcp://[^:/\s]+:\d{1,5}$")]
+MAX_PORT = 65535
+Port = Annotated[int, Field(ge=0, le=MAX_PORT)]
+
+
+def _check_address(text: str) -> str:
+    match = re.fullmatch(r"tcp://[^:/\s]+:(\d{1,5})", text)
+    if match is None or int(match[1]) > MAX_PORT:
+        raise ValueError(f"it must look like tcp://HOST:PORT, with a port up to {MAX_PORT}")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -143,7 +154,8 @@ class UpSettings(Settings):
     prefill: Annotated[int, Field(ge=0)] = 1
     """Prefill workers; 0: decode workers prefill by themselves."""
     decode: Positive = 1
-    speculation: Annotated[int, Field(ge=0, le=7)] = 0
+    speculation: Annotated[int, Field(ge=0, le=7)] | None = None
+    """K, draft tokens per step. None: 3 for a checkpoint with MTP, else 0."""
     host: str = "127.0.0.1"
     port: Port = 8000
     control: Address | None = None
@@ -263,7 +275,7 @@ def _build(cls: type[SettingsT], found: Mapping[str, tuple[object, str]]) -> Set
             variable = f"{ENVIRONMENT_PREFIX}{key.upper()}"
             raise ConfigError(f"{key} is not set: give --{key.replace('_', '-')}, {variable} or {key} in the config file") from None
         value, source = found[key]
-        raise ConfigError(f"{key}={value!r} (from {source}) is not possible: {first['msg']}") from None
+        raise ConfigError(f"{key}={value!r} (from {source}) is not possible: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def _require_known(key: str, known: Mapping[str, object] | frozenset[str], source: str) -> None:

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from baton.cluster import free_port
+from baton.up import plan_cluster
+from protocol.config import UpSettings, load_settings
+
 ROOT = Path(__file__).parents[2]
 SUBCOMMANDS = ("up", "demo", "chat", "generate", "doctor", "bench")
 
@@ -79,6 +83,33 @@ def test_generate_reads_standard_input_and_speculation_changes_nothing() -> None
     speculative = baton("generate", "--json", "--max-tokens", "12", "--speculation", "5", stdin="class Baton:")
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout == speculative.stdout
+
+
+def test_a_table_of_the_config_file_holds_for_its_processes_and_flags_win(tmp_path: Path) -> None:
+    config = tmp_path / "baton.toml"
+    config.write_text("[router]\nport = 4321\n[decode]\nspeculation = 2\nthreads = 7\n")
+    settings = load_settings(UpSettings, "baton", {"speculation": 5}, config, {})
+    plan = plan_cluster(settings, config, {})
+    assert plan.url == "http://127.0.0.1:4321"
+    (decode,) = (spec.args for spec in plan.specs if spec.module == "decode_worker")
+    assert decode[decode.index("--speculation") + 1] == "5"
+    assert "--threads" not in decode, "the file's value would lose against a flag"
+    (prefill,) = (spec.args for spec in plan.specs if spec.module == "prefill_worker")
+    assert "--threads" in prefill
+
+
+def test_up_speculates_where_the_checkpoint_can() -> None:
+    plan = plan_cluster(UpSettings(port=free_port()), None, {})
+    (decode,) = (spec.args for spec in plan.specs if spec.module == "decode_worker")
+    assert decode[decode.index("--speculation") + 1] == "3"
+
+
+def test_a_binary_prompt_is_an_error_that_names_its_source(tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_bytes(b"good\n\xff\xfe\n")
+    told = baton("generate", "--prompts-file", str(file))
+    assert told.returncode == 2
+    assert f"prompts_file={file} is not UTF-8" in told.stderr
 
 
 def test_doctor_names_versions_and_the_kernels_with_the_reason() -> None:

@@ -31,13 +31,10 @@ from protocol.messages import (
 )
 from protocol.sockets import HEARTBEAT_S, Link
 
-FIRST_COMPLAINT_S = 2.0
-NEXT_COMPLAINT_S = 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 15.0
+"""Between one hello and the next, as long as nobody answers."""
 GOODBYE_MS = 500
 """How long the last messages may take to leave this host."""
-HELLO_AGAIN_S = 3.0
-"""A hello that nobody answered for this long is repeated: the router may have died with it."""
-
 MAX_BATCH = 64
 """Messages that travel together at most."""
 
@@ -173,19 +170,17 @@ class WorkerLink:
             await self._say_hello()
 
     async def _say_hello(self) -> None:
-        """Until welcomed."""
-        waited_s, complaint_s = 0.0, FIRST_COMPLAINT_S
+        """Until welcomed. A hello waits until the router can be reached; it is repeated in case that a router died with it."""
+        waited_s, pause_s = 0.0, FIRST_PAUSE_S
         while not self._welcome.is_set():
             self.send(self._hello)
-            pause_s = HELLO_AGAIN_S if waited_s else FIRST_COMPLAINT_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):  # not wait_for: 3.11's may swallow a cancel
                     await self._welcome.wait()
                     return
             waited_s += pause_s
-            if waited_s >= complaint_s:
-                log.warning("no answer from the router at %s for %.0f s: still dialing", self._link.address, waited_s)
-                complaint_s = waited_s + NEXT_COMPLAINT_S
+            log.warning("no answer from the router at %s for %.0f s: still dialing", self._link.address, waited_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _beat(self) -> None:
         while True:

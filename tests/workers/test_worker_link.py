@@ -172,7 +172,7 @@ async def test_goodbye_comes_after_everything_else() -> None:
 
 
 async def test_nobody_there_is_said_in_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.worker_link.FIRST_COMPLAINT_S", 0.05)
+    monkeypatch.setattr("protocol.worker_link.FIRST_PAUSE_S", 0.05)
     async with running(Worker("tcp://127.0.0.1:9")):
         for _ in range(200):
             if "still dialing" in caplog.text:

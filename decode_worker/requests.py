@@ -290,7 +290,7 @@ class DecodeRequests:
                 assert attempt.admit.prefill is not None
                 self._doors.tell_peer(attempt.admit.prefill.epoch, message)
             case Fail(code=code, message=text):
-                log.warning("%s: hand-off failed: %s: %s", key, code, text)
+                log.info("%s: hand-off failed: %s: %s", key, code, text)
                 self._live(key, life.HandoffBroken(code, text))
             case Commit():
                 self._live(key, self._complete(attempt))

@@ -8,11 +8,13 @@ lingers after ``close``.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
 
 from protocol.codec import MAX_MESSAGE_BYTES
 from protocol.errors import ConfigError
@@ -104,12 +106,26 @@ class Link(_Socket):
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, round(1000 * HEARTBEAT_S))  # a silent network breaks the connection too
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(1000 * DEAD_AFTER_S))
+        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(f"can't dial {address}: {error}") from None
         self.address = address
+
+    async def watch(self, on_change: Callable[[bool], None]) -> None:
+        """Tell each time the connection stands (True) or breaks (False). Until cancelled."""
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())
+            on_change(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+    def close(self, linger_ms: int = 0) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        super().close(linger_ms)
 
     async def recv(self) -> bytes:
         while True:

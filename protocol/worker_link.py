@@ -48,7 +48,8 @@ class WorkerLink:
     """One worker's link to the router.
 
     ``on_message`` gets the orders of the router that welcomed us; ``on_router_gone`` is called when that router has forgotten us or
-    is another process now: nobody wants the results of its requests any more. ``health_file`` is touched with each heartbeat.
+    is another process now: nobody wants the results of its requests any more. ``health_file`` is touched with each
+    heartbeat while the connection stands.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class WorkerLink:
         self._forgotten.set()
         self._heartbeat_s = HEARTBEAT_S
         self._linger_ms = 0
+        self._connected = False
 
     def send(self, message: Message) -> None:
         """In order, never blocks."""
@@ -85,7 +87,7 @@ class WorkerLink:
         """A heartbeat out of turn: something changed that the router should know at once."""
         if self._welcome.is_set():
             self.send(self._heartbeat())
-            if self._health_file is not None:
+            if self._health_file is not None and self._connected:
                 self._health_file.touch()
 
     @property
@@ -100,6 +102,7 @@ class WorkerLink:
                 tasks.create_task(self._receive())
                 tasks.create_task(self._greet())
                 tasks.create_task(self._beat())
+                tasks.create_task(self._link.watch(self._on_connection))
         except* Unwelcomed as group:
             raise group.exceptions[0] from None
 
@@ -163,6 +166,11 @@ class WorkerLink:
         self._welcome.clear()
         self._forgotten.set()
         self._on_router_gone()
+
+    def _on_connection(self, stands: bool) -> None:
+        if self._connected and not stands:
+            log.warning("lost the connection to the router at %s: dialing again", self._link.address)
+        self._connected = stands
 
     async def _greet(self) -> None:
         while True:

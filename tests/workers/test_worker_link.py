@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
@@ -72,7 +73,7 @@ class Router:
 
 
 class Worker:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, health_file: Path | None = None) -> None:
         self.orders: asyncio.Queue[Order] = asyncio.Queue()
         self.gone = 0
         self.link = WorkerLink(
@@ -81,6 +82,7 @@ class Worker:
             heartbeat=lambda: Heartbeat(epoch=EPOCH, load=Load(running=3)),
             on_message=self.orders.put_nowait,
             on_router_gone=self._on_gone,
+            health_file=health_file,
         )
 
     def _on_gone(self) -> None:
@@ -108,6 +110,28 @@ async def test_says_hello_then_beats() -> None:
             assert await router.next(Heartbeat) == Heartbeat(epoch=EPOCH, load=Load(running=3))
         assert not task.done()
     router.hub.close()
+
+
+async def test_the_health_file_is_fresh_only_while_the_router_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "health"
+    router = Router("r1")
+    async with running(Worker(router.hub.address, file)):
+        await router.next(Hello)
+        assert not file.exists()
+        await router.tell(Welcome(epoch=router.epoch, heartbeat_s=0.02))
+        await router.next(Heartbeat)
+        await until(file.exists)
+        router.hub.close()
+        await until(lambda: "lost the connection" in caplog.text)
+        file.unlink(missing_ok=True)
+        await asyncio.sleep(0.3)
+        assert not file.exists()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110  (a file and a log have no event)
+            await asyncio.sleep(0.01)
 
 
 async def test_orders_of_another_router_are_dropped() -> None:

@@ -22,7 +22,9 @@ enum {
     BLOCK_DEPTH = 256,   /* the same for many: the next piece costs little then */
     BLOCK_GROUPS = 24,   /* groups whose piece of the input (144 KiB) stays in the second-level cache */
     STAYING = 65536,     /* floats of a whole input that stay in the second-level cache */
+    MAX_RUNS = 256,      /* tasks that the panels of a product are cut into at most */
     SMALL = 16384,       /* floats that one thread had better copy alone */
+    SMALL_PRODUCT = 32768, /* multiply-adds that are not worth a second thread */
     AHEAD = 40,          /* lines to fetch ahead where a panel streams through once */
 };
 
@@ -88,6 +90,21 @@ static const tile_fn tiles[] = {NULL, tile_1, tile_2, tile_3, tile_4, tile_5, ti
 
 /* ---- products: some inputs times some weights of one shape, as tasks of (product, run of panels) ---- */
 
+/* Runs of panels, long ones first, so that threads read long streams and yet end together. */
+typedef struct {
+    long count, start[MAX_RUNS + 1];
+} Runs;
+
+/* Each run is 1/share of what is left, and at least one panel. */
+static Runs cut_panels(long panels, long share) {
+    Runs runs = {0};
+    for (long next = 0; next < panels; runs.start[++runs.count] = next) {
+        const long left = panels - next, fewest = ceil_div(left, MAX_RUNS - runs.count);
+        next += max_long(max_long(1, left / share), fewest);
+    }
+    return runs;
+}
+
 typedef struct {
     const float *a; /* [rows, k] */
     long rows;
@@ -97,8 +114,9 @@ typedef struct {
 
 typedef struct {
     const Product *products;
-    long count, k, n, panels_per_task, tasks_per_product;
+    long count, k, n;
     bool relu2;
+    Runs runs;
 } Products;
 
 static void square_positive_part(float *c, long columns) {
@@ -171,18 +189,17 @@ static void block_by_block(const Products *j, const Product *p, Groups groups, l
 
 static void panels_task(const void *job, long task) {
     const Products *j = job;
-    const Product *p = j->products + task / j->tasks_per_product;
-    const long first = task % j->tasks_per_product * j->panels_per_task;
-    const long end = min_long(first + j->panels_per_task, ceil_div(j->n, PANEL));
-    (p->rows * j->k <= STAYING ? panel_by_panel : block_by_block)(j, p, cut_rows(p->rows), first, end);
+    const Product *p = j->products + task / j->runs.count;
+    const long *run = j->runs.start + task % j->runs.count;
+    (p->rows * j->k <= STAYING ? panel_by_panel : block_by_block)(j, p, cut_rows(p->rows), run[0], run[1]);
 }
 
 static void run_products(const Product *products, long count, long k, long n, bool relu2, int threads) {
-    if (!count) return;
-    const long panels = ceil_div(n, PANEL), wanted = max_long(1, 8 * threads / count);
-    const long per_task = ceil_div(panels, wanted);
-    const Products job = {products, count, k, n, per_task, ceil_div(panels, per_task), relu2};
-    pool_run(panels_task, &job, count * job.tasks_per_product, threads);
+    long rows = 0;
+    for (long i = 0; i < count; i++) rows += products[i].rows;
+    if (!rows) return;
+    const Products job = {products, count, k, n, relu2, cut_panels(ceil_div(n, PANEL), ceil_div(4 * threads, count + 1))};
+    pool_run(panels_task, &job, count * job.runs.count, rows * k * n > SMALL_PRODUCT ? threads : 1);
 }
 
 /* ---- packing ---- */
@@ -221,7 +238,6 @@ EXPORT void baton_pack(const float *weight, float *panels, long count, long n, l
 }
 
 EXPORT void baton_linear(const float *x, long m, const float *panels, long n, long k, bool relu2, float *out, int threads) {
-    if (!m) return;
     const Product product = {x, m, panels, out};
     run_products(&product, 1, k, n, relu2, threads);
 }

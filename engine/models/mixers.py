@@ -33,8 +33,8 @@ class Mamba2:
         )  # fmt: skip
         self.eps, self.chunk = config.layer_norm_epsilon, config.chunk_size
         self.dt_limit = config.time_step_limit
-        self.conv_pieces = config.conv_pieces
-        self.in_pieces = (config.mamba_width, sum(config.conv_pieces), config.mamba_num_heads)
+        self.conv_pieces = list(config.conv_pieces)
+        self.in_pieces = [config.mamba_width, sum(config.conv_pieces), config.mamba_num_heads]
         self.in_proj = ops.pack_linear(weights["in_proj.weight"])
         self.out_proj = ops.pack_linear(weights["out_proj.weight"])
         self.conv_weight = weights["conv1d.weight"].squeeze(1).contiguous()
@@ -44,33 +44,42 @@ class Mamba2:
         self.norm = weights["norm.weight"]
 
     def __call__(self, u: Tensor, batch: StepTensors, pools: PoolViews) -> Tensor:
-        z, xbc, dt = torch.split(self.ops.linear(u, self.in_proj), list(self.in_pieces), dim=-1)
+        z, xbc, dt = self.ops.linear(u, self.in_proj).split_with_sizes(self.in_pieces, -1)
         y = self._scan(self._conv(xbc, batch, pools.conv(self.layer)), dt, batch, pools.ssm(self.layer))
         return self.ops.linear(self.ops.gated_group_rms_norm(y, z, self.norm, self.groups, self.eps), self.out_proj)
 
     def _conv(self, xbc: Tensor, batch: StepTensors, windows: Tensor) -> Tensor:
-        """[T, C] -> [T, C], prefill rows first, window rows after."""
-        split, parts = batch.num_prefill_tokens, []
-        if batch.prefill is not None:
-            parts.append(self.ops.conv_prefill(xbc[:split], self.conv_weight, self.conv_bias, windows, batch.prefill))
-        if batch.window is not None:
-            parts.append(self.ops.conv_window(xbc[split:], self.conv_weight, self.conv_bias, windows, batch.window))
-        return _joined(parts)
+        """[T, C] -> [T, C], prefill rows first, window rows after. Most steps have one kind of row, and nothing to cut or join."""
+        constants = (self.conv_weight, self.conv_bias, windows)
+        if batch.prefill is None:
+            assert batch.window is not None, "a step has rows"
+            return self.ops.conv_window(xbc, *constants, batch.window)
+        if batch.window is None:
+            return self.ops.conv_prefill(xbc, *constants, batch.prefill)
+        split = batch.num_prefill_tokens
+        return torch.cat(
+            [self.ops.conv_prefill(xbc[:split], *constants, batch.prefill), self.ops.conv_window(xbc[split:], *constants, batch.window)]
+        )
 
     def _scan(self, xbc: Tensor, dt: Tensor, batch: StepTensors, states: Tensor) -> Tensor:
         """[T, C], [T, H] -> [T, I]."""
         tokens = xbc.shape[0]
-        x, b, c = torch.split(xbc, list(self.conv_pieces), dim=-1)
+        x, b, c = xbc.split_with_sizes(self.conv_pieces, -1)
         x = x.view(tokens, self.heads, self.head_dim)
         b = b.view(tokens, self.groups, self.state)
         c = c.view(tokens, self.groups, self.state)
-        split, parts = batch.num_prefill_tokens, []
         constants = (self.a, self.d, self.dt_bias, self.dt_limit, states)
-        if batch.prefill is not None:
-            parts.append(self.ops.mamba2_scan(x[:split], dt[:split], b[:split], c[:split], *constants, batch.prefill, self.chunk))
-        if batch.window is not None:
-            parts.append(self.ops.mamba2_update(x[split:], dt[split:], b[split:], c[split:], *constants, batch.window))
-        return _joined(parts).flatten(1)
+        if batch.prefill is None:
+            assert batch.window is not None, "a step has rows"
+            return self.ops.mamba2_update(x, dt, b, c, *constants, batch.window).flatten(1)
+        if batch.window is None:
+            return self.ops.mamba2_scan(x, dt, b, c, *constants, batch.prefill, self.chunk).flatten(1)
+        split = batch.num_prefill_tokens
+        parts = [
+            self.ops.mamba2_scan(x[:split], dt[:split], b[:split], c[:split], *constants, batch.prefill, self.chunk),
+            self.ops.mamba2_update(x[split:], dt[split:], b[split:], c[split:], *constants, batch.window),
+        ]
+        return torch.cat(parts).flatten(1)
 
 
 class Attention:
@@ -139,7 +148,3 @@ class Moe:
         routed = self.ops.experts(routed, self.experts, ids, gains)
         routed = routed if self.fc2 is None else self.ops.linear(routed, self.fc2)
         return routed + self.shared.apply(u)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

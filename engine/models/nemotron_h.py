@@ -43,7 +43,7 @@ class NemotronH:
         """Hidden states after the final norm, [T, d]. KV and states are written where the batch says."""
         x = self.embeddings[batch.token_ids]
         for norm, mixer in self.blocks:
-            x = x + mixer(self.ops.rms_norm(x, norm, self.eps), batch, pools)
+            x += mixer(self.ops.rms_norm(x, norm, self.eps), batch, pools)
         return self.ops.rms_norm(x, self.norm_f, self.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:

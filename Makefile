@@ -14,10 +14,13 @@ setup: $(STAMP)  ## make .venv and install everything (idempotent)
 
 $(STAMP): pyproject.toml setup.py $(wildcard kernels/cpu_ops/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Baton needs Python 3.11 or later, this is " + sys.version.split()[0])'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@echo "setup 1/3: a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "setup 2/3: torch (the largest part; a minute or some, by the network)"
+	@$(BIN)/python -m pip install --quiet torch==2.13.0
+	@echo "setup 3/3: Baton, its C kernels and the tools for tests"
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 demo: setup  ## start a local cluster on the shipped model, show an answer, stop

@@ -11,12 +11,13 @@ from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from router.errors import ApiError
 from router.front import Front
+from router.json_text import JsonAnswer
 from router.status import VERSION, Status
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -60,14 +61,15 @@ def _described(body: type[Body]) -> dict[str, object]:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+    return JsonAnswer(error.body(), status_code=error.status, headers=error.headers())
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """No such path, or another method."""
     assert isinstance(error, HTTPException)
-    told = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}", code="not_found")
-    return JSONResponse(told.body(), status_code=error.status_code, headers=dict(error.headers or {}))
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    told = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}", code=code)
+    return JsonAnswer(told.body(), status_code=error.status_code, headers=dict(error.headers or {}))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -77,7 +79,7 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     """Ours. The server logs the traceback."""
-    return JSONResponse(ApiError(500, "internal error", code="internal").body(), status_code=500)
+    return JsonAnswer(ApiError(500, "internal error", code="internal").body(), status_code=500)
 
 
 class RequestIds:

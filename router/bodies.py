@@ -6,28 +6,43 @@ Unknown fields are accepted. A known field whose value Baton can't honour, and w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from router.errors import ApiError, from_validation, invalid, unsupported
+from router.json_text import shown
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 
 
-class Body(BaseModel):
-    """Strict: "5" is not a number, 1.5 not a count."""
+class Part(BaseModel):
+    """Strict: "5" is not a number, 1.5 not a count. No unions but with None: errors in them would name the parts of our types."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
+
+class Body(Part):
     model: str | None = None
 
 
 BodyT = TypeVar("BodyT", bound=Body)
 
 
-class StreamOptions(Body):
+def _as_texts(given: object) -> object:
+    """One is as good as a list of one."""
+    if isinstance(given, str):
+        return [given]
+    if given is not None and not isinstance(given, list):
+        raise ValueError("it must be a string or an array of strings")
+    return given
+
+
+Texts = Annotated[list[str] | None, BeforeValidator(_as_texts, json_schema_input_type=str | list[str] | None)]
+
+
+class StreamOptions(Part):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -38,15 +53,15 @@ class GenerationBody(Body):
     n: int | None = Field(default=None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    min_tokens: int | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int | None = Field(default=None, ge=0)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(default=None, ge=-1)
     min_p: float | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
+    stop: Texts = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -82,7 +97,7 @@ class TokenizeBody(Body):
     """Either ``prompt`` or ``messages``."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1)
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -140,7 +155,7 @@ def parse_body(cls: type[BodyT], raw: object, neutral: Mapping[str, tuple[Any, .
     for field, values in (neutral or {}).items():
         value = raw.get(field)
         if value is not None and not any(value == wanted and type(value) is type(wanted) for wanted in values):
-            raise unsupported(field, f"{_short(value)} {_NOT_SERVED}" + (f"; only {', '.join(map(_short, values))}" if values else ""))
+            raise unsupported(field, f"{shown(value)} {_NOT_SERVED}" + (f"; only {', '.join(map(shown, values))}" if values else ""))
     try:
         return cls.model_validate(raw)
     except ValidationError as error:
@@ -149,14 +164,9 @@ def parse_body(cls: type[BodyT], raw: object, neutral: Mapping[str, tuple[Any, .
 
 def stop_strings(body: GenerationBody) -> tuple[str, ...]:
     """Raises ApiError."""
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    stops = body.stop or []
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"stop has {len(stops)} strings, at most {MAX_STOPS} are possible")
     if not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in stops):
         raise invalid("stop", f"stop strings have 1 to {MAX_STOP_LENGTH} characters")
     return tuple(stops)
-
-
-def _short(value: object) -> str:
-    told = repr(value)
-    return told if len(told) <= 60 else f"{told[:60]}…"

@@ -19,6 +19,8 @@ from router.tokenizer import read_json
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
+_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What templates run into when they don't get what they expect."""
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -29,24 +31,29 @@ class TemplateRefused(ValueError):
 class ChatTemplate:
     """``chat_template.jinja``, or the key ``chat_template`` of ``tokenizer_config.json``."""
 
-    def __init__(self, templates: Mapping[str, jinja2.Template], named_tokens: Mapping[str, str]) -> None:
+    def __init__(self, templates: Mapping[str, jinja2.Template], named_tokens: Mapping[str, str], *, knows_developer: bool) -> None:
         self._templates = templates
         self._named_tokens = named_tokens
+        self._knows_developer = knows_developer
+        self.reserved = frozenset({"self", "messages", "tools", "documents", *_environment().globals})
+        """Names that ``extra`` can't have."""
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """Raises TemplateRefused. ``extra`` are the template's own switches, such as ``enable_thinking``."""
+        """Raises TemplateRefused. ``extra`` are switches: ``add_generation_prompt``, else on, and the template's own, such as
+        ``enable_thinking``. The role "developer", which is newer than most templates, is "system" for those that don't know it.
+        """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        values = {**self._named_tokens, **(extra or {}), "messages": messages, "tools": tools, "documents": None}
+        told = messages if self._knows_developer else [_without_developer(message) for message in messages]
+        given = {"messages": told, "tools": tools, "documents": None}
         try:
-            return self._templates[name].render(**values, add_generation_prompt=add_generation_prompt)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            return self._templates[name].render({"add_generation_prompt": True, **self._named_tokens, **(extra or {}), **given})
+        except _FAULTS as error:
             raise TemplateRefused(f"the chat template can't render these messages: {error}") from error
 
 
@@ -58,7 +65,9 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
     origin = str(path if path.is_file() else directory / CONFIG_FILE)
     if source is None:
         return None
-    return ChatTemplate(_compile(_by_name(source, origin), origin), _named_tokens(config))
+    sources = _by_name(source, origin)
+    knows_developer = any("developer" in text for text in sources.values())
+    return ChatTemplate(_compile(sources, origin), _named_tokens(config), knows_developer=knows_developer)
 
 
 def _by_name(source: object, origin: str) -> dict[str, str]:
@@ -78,6 +87,10 @@ def _compile(sources: Mapping[str, str], origin: str) -> dict[str, jinja2.Templa
         return {name: environment.from_string(source) for name, source in sources.items()}
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{origin}: the chat template is wrong at line {error.lineno}: {error.message}") from None
+
+
+def _without_developer(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**message, "role": "system"} if message.get("role") == "developer" else message
 
 
 def _environment() -> jinja2.Environment:

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from router.events import Ending, FailCode
+from router.json_text import shown
+
+MAX_PARAM = 200
+"""Longer names of fields are cut: keys are the client's."""
 
 
 class ApiError(Exception):
@@ -15,7 +19,8 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.retry_after_s = status, message, param, code, retry_after_s
+        self.status, self.message, self.code, self.retry_after_s = status, message, code, retry_after_s
+        self.param = param[:MAX_PARAM] if param else None
 
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": _type_of(self.status), "param": self.param, "code": self.code}}
@@ -51,6 +56,14 @@ def invalid(param: str | None, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 
 
+def missing(param: str) -> ApiError:
+    return ApiError(400, f"{param} is missing", param=param, code="missing_field")
+
+
+def not_served_here(model: str, served: str) -> ApiError:
+    return ApiError(404, f"model {shown(model)} is not served here, {shown(served)} is", param="model", code="model_not_found")
+
+
 def unsupported(param: str, what: str) -> ApiError:
     """A possible value that Baton doesn't serve and that would change the answer if it were ignored."""
     return ApiError(400, f"{param}: {what}", param=param, code="unsupported_value")
@@ -70,10 +83,22 @@ def from_validation(error: ValidationError, names: Mapping[str, str] | None = No
     path[:1] = [(names or {}).get(part, part) for part in path[:1]]
     param = ".".join(path) or None
     if first["type"] == "missing":
-        return ApiError(400, f"{param} is missing", param=param, code="missing_field")
-    told = repr(first["input"])
-    given = told if len(told) <= 100 else f"{told[:100]}…"
-    return invalid(param, f"{param}={given} is not possible: {first['msg']}")
+        return missing(".".join(path))
+    told = _IN_JSON_WORDS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
+    return invalid(param, f"{(param or 'the body')[:MAX_PARAM]}={shown(first['input'])} is not possible: {told}")
+
+
+_IN_JSON_WORDS = {
+    "bool_type": "it must be true or false",
+    "dict_type": "it must be an object",
+    "float_type": "it must be a number",
+    "int_type": "it must be a whole number",
+    "list_type": "it must be an array",
+    "model_type": "it must be an object",
+    "string_type": "it must be a string",
+    "too_short": "it must not be empty",
+}
+"""For kinds of errors that pydantic tells in terms of Python."""
 
 
 def _type_of(status: int) -> str:

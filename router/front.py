@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from protocol.ids import RequestId
 from router.answers import Answer, AnswerOptions, ChatAnswer, CompletionAnswer
@@ -24,8 +22,9 @@ from router.bodies import (
     parse_body,
 )
 from router.cluster import Cluster, Order
-from router.errors import ApiError, invalid, unsupported
+from router.errors import MAX_PARAM, ApiError, invalid, not_served_here, unsupported
 from router.generation import Generation
+from router.json_text import JsonAnswer, NotUnicode, parse_json, shown
 from router.logprobs import as_token_ids
 from router.model_files import ModelFiles
 from router.parameters import TextRules, nth, sampling_params
@@ -85,13 +84,13 @@ class Front:
         answer: dict[str, Any] = {"count": len(token_ids), "max_model_len": self.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
             answer["token_strs"] = self.files.tokenizer.tokens(token_ids)
-        return JSONResponse(answer)
+        return JsonAnswer(answer)
 
     async def detokenize(self, request: Request) -> Response:
         body = parse_body(DetokenizeBody, await read_json_body(request))
         self._check_model(body.model)
         check_token_ids(body.tokens, "tokens", self.files.vocab_size)
-        return JSONResponse({"prompt": self.files.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        return JsonAnswer({"prompt": self.files.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
     # ---- from a checked body to a running generation
 
@@ -102,7 +101,7 @@ class Front:
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.files.name:
-            raise ApiError(404, f"model {name!r} is not served here, {self.files.name!r} is", param="model", code="model_not_found")
+            raise not_served_here(name, self.files.name)
 
     def _with_text(self, prompt: Prompt) -> Prompt:
         if prompt.text is not None:
@@ -128,7 +127,7 @@ class Front:
         """
         n = body.n or 1
         if len(prompts) * n > MAX_SEQUENCES:
-            raise invalid("n", f"{len(prompts)} prompts with n={n} are {len(prompts) * n} sequences, at most {MAX_SEQUENCES} are possible")
+            raise invalid("n", f"{len(prompts)} prompts with n={shown(n)} are too many sequences, at most {MAX_SEQUENCES} are possible")
         options = body.stream_options
         generation = Generation(
             self.cluster,
@@ -159,20 +158,16 @@ class Front:
 
 
 async def read_json_body(request: Request) -> object:
-    """Raises ApiError: too large, or not JSON."""
+    """Raises ApiError: too large, not JSON, or with text that isn't valid Unicode."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
         if len(data) > MAX_BODY_BYTES:
             raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
     try:
-        return _DECODER.decode(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        return parse_json(data.decode("utf-8"))
+    except NotUnicode as error:
+        param = ".".join(error.path) or None
+        raise invalid(param, f"{(param or 'the body')[:MAX_PARAM]}: {error}") from None
+    except ValueError as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-
-
-def _refuse_constant(name: str) -> Callable[[str], object]:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -18,6 +18,7 @@ from router.answers import Answer, Collected, Usage
 from router.cluster import Cluster, Order
 from router.errors import ApiError, from_ending
 from router.events import Ending
+from router.json_text import JsonAnswer
 from router.sequence import Delta, Finish, Sequence
 
 MAX_UNSENT_CHARACTERS = 8 << 20
@@ -174,11 +175,9 @@ class Generation(Response):
 
 
 async def send_json(send: Send, status: int, body: object, headers: dict[str, str] | None = None) -> None:
-    data = json.dumps(body).encode()
-    head = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    head += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": data})
+    answer = JsonAnswer(body, status, headers)
+    await send({"type": "http.response.start", "status": status, "headers": answer.raw_headers})
+    await send({"type": "http.response.body", "body": answer.body})
 
 
 async def send_error(send: Send, error: ApiError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,13 @@ from pydantic import ValidationError
 from protocol.sampling import SamplingParams
 from router.bodies import ChatBody, CompletionBody, GenerationBody, stop_strings
 from router.errors import from_validation, invalid
+from router.json_text import shown
 from router.model_files import ModelFiles
 from router.prompts import Prompt, check_token_ids, too_long
 
 COMPLETION_TOKENS = 16
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+"""As JSON writes numbers, so that two keys are two tokens."""
 _RANGED_BY_SAMPLING = ("temperature", "top_p", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -47,9 +51,9 @@ def sampling_params(body: CompletionBody | ChatBody, prompt: Prompt, files: Mode
     values: dict[str, Any] = {name: value for name in _RANGED_BY_SAMPLING if (value := getattr(body, name)) is not None}
     values.setdefault("temperature", 1.0)
     values["max_tokens"] = _max_tokens(body, len(prompt.token_ids), max_model_len)
-    if body.min_tokens is not None and body.min_tokens > values["max_tokens"] > 0:
-        raise invalid("min_tokens", f"min_tokens={body.min_tokens} is more than {_max_tokens_name(body)}={values['max_tokens']}")
-    values["top_k"] = max(0, body.top_k or 0)  # -1 means all, like 0
+    if body.min_tokens is not None and body.min_tokens > values["max_tokens"]:
+        raise invalid("min_tokens", f"min_tokens={shown(body.min_tokens)} is more than {_max_tokens_name(body)}={values['max_tokens']}")
+    values["top_k"] = min(max(0, body.top_k or 0), files.vocab_size)  # -1 means all, like 0 and everything from vocab_size on
     values["seed"] = secrets.randbits(63) if body.seed is None else body.seed % 2**63
     values["ignore_eos"] = bool(body.ignore_eos)
     values["logit_bias"] = _logit_bias(body, files.vocab_size)
@@ -80,15 +84,15 @@ def _max_tokens(body: GenerationBody, num_prompt_tokens: int, max_model_len: int
         return min(room, COMPLETION_TOKENS) if isinstance(body, CompletionBody) else room
     if wanted > room:
         name = _max_tokens_name(body)
-        raise too_long(name, max_model_len, f"{num_prompt_tokens} are in the prompt and {name}={wanted} were asked for")
+        raise too_long(name, max_model_len, f"{num_prompt_tokens} are in the prompt and {name}={shown(wanted)} were asked for")
     return wanted
 
 
 def _logit_bias(body: GenerationBody, vocab_size: int) -> dict[int, float]:
     biases: dict[int, float] = {}
     for key, bias in (body.logit_bias or {}).items():
-        if not key.isdecimal():
-            raise invalid(f"logit_bias.{key}", f"logit_bias: {key!r} is not a token id")
+        if not _TOKEN_ID.fullmatch(key):
+            raise invalid(f"logit_bias.{key}", f"logit_bias: {shown(key)} is not a token id")
         check_token_ids([int(key)], "logit_bias", vocab_size)
         biases[int(key)] = bias
     return biases

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from router.bodies import ChatBody, CompletionBody, TokenizeBody
+from router.chat_messages import check_tools, checked_message
 from router.chat_template import TemplateRefused
 from router.errors import ApiError, invalid, unsupported
+from router.json_text import shown
 from router.model_files import ModelFiles
 
 LONG_TEXT = 20_000
@@ -35,14 +36,26 @@ async def chat_prompt(body: ChatBody | TokenizeBody, files: ModelFiles, max_mode
     if files.chat_template is None:
         raise unsupported("messages", "this checkpoint has no chat template; use /v1/completions")
     assert body.messages is not None
-    messages = [_message(message, f"messages.{place}") for place, message in enumerate(body.messages)]
+    messages = [checked_message(message, f"messages.{place}") for place, message in enumerate(body.messages)]
+    check_tools(body.tools or ())
+    extra = dict(body.chat_template_kwargs or {})
+    _check_switches(extra, files.chat_template.reserved)
+    if body.add_generation_prompt is not None:
+        extra["add_generation_prompt"] = body.add_generation_prompt
     try:
-        text = files.chat_template.render(
-            messages, tools=tools, add_generation_prompt=body.add_generation_prompt is not False, extra=body.chat_template_kwargs
-        )
+        text = files.chat_template.render(messages, tools=tools, extra=extra)
     except TemplateRefused as error:
         raise invalid("messages", str(error)) from None
     return await _prompt(text, "messages", files, max_model_len, body.add_special_tokens is True)
+
+
+def _check_switches(extra: dict[str, Any], reserved: frozenset[str]) -> None:
+    """Raises ApiError: what the template gets otherwise can't be given as a switch of its own too."""
+    for name in extra:
+        if name in reserved:
+            raise invalid(f"chat_template_kwargs.{name}", f"chat_template_kwargs: {shown(name)} is not a switch of the template")
+    if not isinstance(extra.get("add_generation_prompt", True), bool):
+        raise invalid("chat_template_kwargs.add_generation_prompt", "chat_template_kwargs.add_generation_prompt must be true or false")
 
 
 async def tokenize_text(text: str, files: ModelFiles, *, add_special_tokens: bool) -> list[int]:
@@ -76,7 +89,7 @@ def check_token_ids(token_ids: Sequence[int], param: str, vocab_size: int) -> No
     """Raises ApiError."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            raise invalid(param, f"{param}: {token_id} is not a token id of this model (0 to {vocab_size - 1})")
+            raise invalid(param, f"{param}: {shown(token_id)} is not a token id of this model (0 to {vocab_size - 1})")
 
 
 def _split(prompt: object) -> list[str | list[int]]:
@@ -95,61 +108,3 @@ def _split(prompt: object) -> list[str | list[int]]:
 
 def _are_ids(entries: list[Any]) -> bool:
     return all(type(entry) is int for entry in entries)
-
-
-# ---- chat messages ---------------------------------------------------------------------------------------------------
-
-
-def _message(message: Mapping[str, Any], param: str) -> dict[str, Any]:
-    """As templates expect it: content is text, arguments of tool calls are objects. Other fields go to the template as they are."""
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise invalid(f"{param}.role", f"{param}.role={role!r} is not a role")
-    known = {**message, "content": _content(message.get("content"), f"{param}.content")}
-    if "tool_calls" in message:
-        known["tool_calls"] = _tool_calls(message["tool_calls"], f"{param}.tool_calls")
-    if known["content"] is None and not known.get("tool_calls"):
-        raise invalid(f"{param}.content", f"{param}.content is missing")
-    return known
-
-
-def _content(content: object, param: str) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(param, f"{param} is neither text nor a list of parts")
-    return "\n".join(_text_part(part, f"{param}.{place}") for place, part in enumerate(content))
-
-
-def _text_part(part: object, param: str) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("text", "input_text"):
-        raise unsupported(param, f"content of type {kind!r} is not served, only 'text'")
-    assert isinstance(part, dict)
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise invalid(f"{param}.text", f"{param}.text is not text")
-    return text
-
-
-def _tool_calls(calls: object, param: str) -> list[dict[str, Any]]:
-    if calls is None:
-        return []
-    if not isinstance(calls, list):
-        raise invalid(param, f"{param} is not a list")
-    return [_tool_call(call, f"{param}.{place}") for place, call in enumerate(calls)]
-
-
-def _tool_call(call: object, param: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid(f"{param}.function", f"{param}.function needs a name and arguments")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            raise invalid(f"{param}.function.arguments", f"{param}.function.arguments is not JSON") from None
-    return {**call, "function": {**function, "arguments": arguments}}

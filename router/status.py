@@ -9,12 +9,13 @@ from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from protocol.config import RouterSettings
 from protocol.messages import PROTOCOL_VERSION
 from router.cluster import Cluster
-from router.errors import ApiError
+from router.errors import not_served_here
+from router.json_text import JsonAnswer
 from router.metrics import Metrics
 from router.model_files import ModelFiles
 from router.workers import Worker
@@ -31,18 +32,18 @@ class Status:
     started_at: float
 
     async def live(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        return JsonAnswer({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
         reasons = list(self._hindrances())
         if not reasons:
-            return JSONResponse({"ready": True, "mode": self._mode()})
-        return JSONResponse({"ready": False, "reasons": reasons}, status_code=503, headers={"retry-after": "1"})
+            return JsonAnswer({"ready": True, "mode": self._mode()})
+        return JsonAnswer({"ready": False, "reasons": reasons}, status_code=503, headers={"retry-after": "1"})
 
     async def health(self, request: Request) -> Response:
         """Always 200 while the process answers; ``ready`` says whether it can serve."""
         fingerprint = self.cluster.fingerprint()
-        return JSONResponse(
+        return JsonAnswer(
             {
                 "status": "ok",
                 "ready": not list(self._hindrances()),
@@ -57,7 +58,7 @@ class Status:
         )
 
     async def server_info(self, request: Request) -> Response:
-        return JSONResponse(
+        return JsonAnswer(
             {
                 "version": VERSION,
                 "protocol_version": PROTOCOL_VERSION,
@@ -70,16 +71,16 @@ class Status:
         )
 
     async def version(self, request: Request) -> Response:
-        return JSONResponse({"version": VERSION})
+        return JsonAnswer({"version": VERSION})
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JsonAnswer({"object": "list", "data": [self._card()]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name != self.files.name:
-            raise ApiError(404, f"model {name!r} is not served here, {self.files.name!r} is", param="model", code="model_not_found")
-        return JSONResponse(self._card())
+            raise not_served_here(name, self.files.name)
+        return JsonAnswer(self._card())
 
     async def metrics_page(self, request: Request) -> Response:
         return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

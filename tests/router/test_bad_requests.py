@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from protocol.codec import encode
+from protocol.ids import RequestId, new_epoch
 from protocol.messages import Admit
+from router.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
+from router.chat_messages import check_tools, checked_message
+from router.errors import ApiError
+from router.json_text import JsonAnswer
+from router.model_files import ModelFiles, load_model_files
+from router.parameters import TextRules, sampling_params
+from router.prompts import Prompt
 from tests.router.harness import MODEL_LEN, Harness
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -15,7 +27,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 
 async def refused(harness: Harness, path: str, body: Any, *, status: int = 400) -> dict[str, Any]:
-    response = await harness.client.post(path, json=body)
+    response = await harness.client.post(path, content=json.dumps(body))  # httpx can't encode all that JSON can say
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -150,6 +162,7 @@ async def test_missing_fields(harness: Harness) -> None:
     assert (await refused(harness, "/detokenize", {}))["param"] == "tokens"
 
 
+ARGUMENTS = "messages.0.tool_calls.0.function.arguments"
 WRONG_MESSAGES: list[tuple[Any, str]] = [
     ([], "messages"),
     ([{}], "messages.0.role"),
@@ -163,13 +176,150 @@ WRONG_MESSAGES: list[tuple[Any, str]] = [
         "messages.0.tool_calls.0.function.arguments",
     ),
     ([{"role": "assistant", "tool_calls": [{"type": "function"}]}], "messages.0.tool_calls.0.function"),
+    ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}], ARGUMENTS),
+    (
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '"\\ud800"'}}]}],
+        "messages.0.tool_calls.0.function.arguments",
+    ),
+    (
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 9999}}]}],
+        "messages.0.tool_calls.0.function.arguments",
+    ),
+    ([{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}], "messages.0.tool_calls.0.function.name"),
+    ([{"role": "assistant", "tool_calls": [{"id": 5, "function": {"name": "f"}}]}], "messages.0.tool_calls.0.id"),
+    ([{"role": "assistant", "tool_calls": [5]}], "messages.0.tool_calls.0"),
+    ([{"role": "tool", "content": "x", "tool_call_id": 5}], "messages.0.tool_call_id"),
     ([{"role": "strange", "content": "x"}], "messages"),
 ]
 
 
 async def test_wrong_messages(harness: Harness) -> None:
     for messages, param in WRONG_MESSAGES:
-        assert (await refused(harness, CHAT, {"messages": messages}))["param"] == param
+        for path in (CHAT, "/tokenize"):
+            assert (await refused(harness, path, {"messages": messages}))["param"] == param
+
+
+WRONG_TOOLS: list[tuple[Any, str]] = [
+    ([5], "tools.0"),
+    ([{}], "tools.0.type"),
+    ([{"type": "web_search"}], "tools.0.type"),
+    ([{"type": "function"}], "tools.0.function"),
+    ([{"type": "function", "function": 5}], "tools.0.function"),
+    ([{"type": "function", "function": {}}], "tools.0.function.name"),
+    ([{"type": "function", "function": {"name": 5}}], "tools.0.function.name"),
+    ([{"type": "function", "function": {"name": "f", "description": 5}}], "tools.0.function.description"),
+    ([{"type": "function", "function": {"name": "f", "parameters": 5}}], "tools.0.function.parameters"),
+]
+
+
+async def test_wrong_tools(harness: Harness) -> None:
+    for tools, param in WRONG_TOOLS:
+        for body in ({"tools": tools}, {"tools": tools, "tool_choice": "none"}):
+            assert (await refused(harness, CHAT, {"messages": USER, **body}))["param"] == param
+        assert (await refused(harness, "/tokenize", {"messages": USER, "tools": tools}))["param"] == param
+
+
+async def test_switches_that_the_template_has_already(harness: Harness) -> None:
+    for name in ("messages", "tools", "documents", "self", "raise_exception", "range"):
+        error = await refused(harness, CHAT, {"messages": USER, "chat_template_kwargs": {name: 1}})
+        assert error["param"] == f"chat_template_kwargs.{name}"
+    error = await refused(harness, CHAT, {"messages": USER, "chat_template_kwargs": {"add_generation_prompt": 1}})
+    assert error["param"] == "chat_template_kwargs.add_generation_prompt"
+
+
+HALF = "a\ud800"
+NOT_UNICODE: list[tuple[str, Any, str]] = [
+    (COMPLETIONS, {"prompt": HALF}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", HALF]}, "prompt.1"),
+    (COMPLETIONS, {"prompt": "a", "stop": HALF}, "stop"),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": {HALF: 1}}, "logit_bias.a\\ud800"),
+    (COMPLETIONS, {"prompt": "a", "model": HALF}, "model"),
+    (COMPLETIONS, {"prompt": "a", "unknown": [{"x": HALF}]}, "unknown.0.x"),
+    (COMPLETIONS, {"prompt": "a", HALF: 1}, "a\\ud800"),
+    (COMPLETIONS, {"prompt": "a", "suffix": "\udc00\ud800"}, "suffix"),
+    (CHAT, {"messages": [{"role": "user", "content": HALF}]}, "messages.0.content"),
+    (CHAT, {"messages": [{"role": HALF, "content": "a"}]}, "messages.0.role"),
+    (CHAT, {"messages": USER, "tools": [{"type": "function", "function": {"name": HALF}}]}, "tools.0.function.name"),
+    (CHAT, {"messages": USER, "chat_template_kwargs": {"x": HALF}}, "chat_template_kwargs.x"),
+    ("/tokenize", {"prompt": HALF}, "prompt"),
+    ("/tokenize", {"messages": [{"role": "user", "content": HALF}]}, "messages.0.content"),
+    ("/detokenize", {"tokens": [HALF]}, "tokens.0"),
+]
+
+
+async def test_half_a_surrogate_pair_is_no_text(harness: Harness) -> None:
+    for path, body, param in NOT_UNICODE:
+        error = await refused(harness, path, body)
+        assert error["param"] == param
+        assert "valid Unicode" in error["message"]
+
+
+async def test_a_whole_surrogate_pair_is_a_character(harness: Harness) -> None:
+    for data in (b'{"prompt": "\\ud83c\\udf89"}', '{"prompt": "🎉"}'.encode()):
+        body = (await harness.client.post("/tokenize", content=data)).json()
+        assert body["tokens"] == list(harness.ids("🎉"))
+
+
+async def test_whatever_an_error_says_can_be_sent() -> None:
+    error = ApiError(400, "a\ud800", param="b\udfff", code="invalid_value")
+    sent = json.loads(bytes(JsonAnswer(error.body()).body))
+    assert (sent["error"]["message"], sent["error"]["param"]) == ("a\ud800", "b\udfff")
+
+
+ANYTHING: list[Any] = [
+    5, -5, 0, 0.5, True, None, "x", "", "5", [], [5], ["x"], [None], [[]], [{}], {}, {"x": 1}, {"5": 1}, {"x": {"y": True}},
+    2**31, 2**32, 2**63, 2**64, -(2**63), -(2**64), 10**400, -(10**400), 1e308, [2**64], [-(2**64)], {"5": 2**64}, {"5": 10**400},
+    {str(2**64): 1}, {"9" * 5000: 1}, {"٣": 1}, {"05": 1}, {"-1": 1},
+]  # fmt: skip
+PYTHON = re.compile(r"True|False|None|dictionary|instance|StreamOptions|Body|\bstr\b|\bint\b|\bdict\b|\blist\[|tuple|Error|Value error")
+
+
+def test_any_value_of_any_field_is_taken_or_refused_by_its_name(model_dir: Path) -> None:
+    """Nothing of it is a fault of ours, and what is said has no words of Python and no parts that the client didn't send."""
+    files = load_model_files(model_dir, None)
+    for cls, base in (
+        (CompletionBody, {"prompt": "hi"}),
+        (ChatBody, {"messages": USER}),
+        (TokenizeBody, {"prompt": "hi"}),
+        (DetokenizeBody, {"tokens": [5]}),
+    ):
+        for field in cls.model_fields:
+            for value in ANYTHING:
+                error = refusal(cls, {**base, field: value}, files)
+                if error is not None:
+                    where = rf"{field}|top_logprobs|{field}\.[x0-9٣.-]+(role|type|function|content)?"
+                    assert re.fullmatch(where, error.param or ""), (field, value, error)
+                    assert not PYTHON.search(error.message), error
+                    assert (error.param or "").split(".")[0] in error.message, error
+
+
+def refusal(cls: type[Body], raw: Any, files: ModelFiles) -> ApiError | None:
+    try:
+        use(parse_body(cls, raw), files)
+    except ApiError as error:
+        return error
+    return None
+
+
+def use(body: Body, files: ModelFiles) -> None:
+    """Up to what a worker would get."""
+    if isinstance(body, CompletionBody | ChatBody):
+        sampling = sampling_params(body, Prompt((1,), "a"), files, MODEL_LEN)
+        TextRules.of(body, sampling, files.eos_token_ids)
+        encode(Admit(epoch=new_epoch(), request_id=RequestId("r"), generation=0, token_ids=(1,), sampling=sampling))
+    if isinstance(body, ChatBody | TokenizeBody):
+        check_tools(body.tools or ())
+        for message in body.messages or ():
+            checked_message(message, "messages.0")
+
+
+async def test_max_tokens_is_blamed_for_itself(harness: Harness) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        for path in (COMPLETIONS, CHAT):
+            for value in (-1, 0, 2**64, 10**400):
+                error = await refused(harness, path, {"prompt": "a", "messages": USER, name: value})
+                assert error["param"] == name
+                assert "min_tokens" not in error["message"]
 
 
 async def test_a_prompt_at_or_over_the_limit(harness: Harness) -> None:
@@ -225,6 +375,7 @@ async def test_paths_and_methods_that_dont_exist(harness: Harness) -> None:
     ):
         assert response.status_code == status
         assert response.json()["error"]["type"] == "invalid_request_error"
+        assert response.json()["error"]["code"] == {404: "not_found", 405: "method_not_allowed"}[status]
 
 
 async def test_one_wrong_prompt_of_a_batch_stops_all(harness: Harness) -> None:

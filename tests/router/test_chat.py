@@ -54,6 +54,27 @@ async def test_output_may_be_as_long_as_fits(harness: Harness) -> None:
     assert admit.sampling.max_tokens == MODEL_LEN - len(admit.token_ids)
 
 
+async def test_a_developer_is_the_system_for_a_template_that_knows_none(harness: Harness) -> None:
+    prompt, _ = await sent(harness, messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hello"}])
+    assert prompt.startswith("<|im_start|>system\nbe brief<|im_end|>")
+
+
+async def test_the_generation_prompt_is_a_switch_too(harness: Harness) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    either: list[dict[str, Any]] = [{"add_generation_prompt": False}, {"chat_template_kwargs": {"add_generation_prompt": False}}]
+    for fields in either:
+        response = await harness.client.post("/tokenize", json={"messages": messages, **fields})
+        prompt = harness.tokenizer.decode(response.json()["tokens"], skip_special_tokens=False)
+        assert prompt.endswith("hello<|im_end|>\n")
+
+
+async def test_arguments_of_calls_in_the_history_may_be_any_json_text(harness: Harness) -> None:
+    for text in ('"ls"', "[1]", "5", "", "{}"):
+        call = {"id": "1", "type": "function", "function": {"name": "bash", "arguments": text}}
+        messages = [{"role": "user", "content": "look"}, {"role": "assistant", "tool_calls": [call]}]
+        assert (await harness.client.post("/tokenize", json={"messages": messages})).status_code == 200
+
+
 async def test_tool_calls_in_the_history(harness: Harness) -> None:
     function = {"name": "bash", "arguments": '{"cmd": "ls"}'}
     messages = [

@@ -37,6 +37,12 @@ def test_named_templates(tmp_path: Path) -> None:
     assert found.render(USER, tools=[{"type": "function"}]) == "t"
 
 
+def test_a_template_that_knows_developers_gets_them(tmp_path: Path) -> None:
+    told = [{"role": "developer", "content": "hi"}]
+    assert template(tmp_path, "{{ messages[0].role }}").render(told, tools=None) == "system"
+    assert template(tmp_path, "{% if 'developer' %}{{ messages[0].role }}{% endif %}").render(told, tools=None) == "developer"
+
+
 def test_no_template_is_no_error(tmp_path: Path) -> None:
     assert load_chat_template(tmp_path) is None
 

@@ -46,17 +46,19 @@ from router.events import (
     SendCancel,
     SendPrefill,
     StopMatched,
+    Undelivered,
     WorkerLost,
 )
 from router.events import Command as LifeCommand
 from router.lifecycle import RequestLife, State
-from router.membership import Membership, Transport
+from router.membership import LEFT, Membership, Transport
 from router.metrics import Metrics
 from router.placement import Needs, NoPlace, place
 from router.workers import Worker, WorkerTable
 
 WATCH_S = 0.1
 MAX_RETRY_AFTER_S = 60
+STOPPING = "the server is stopping"
 
 log = logging.getLogger("baton.router")
 
@@ -145,7 +147,7 @@ class Cluster:
         request = _Request(order, sink, life, self._clock())
         self._requests[order.request_id] = request
         if self._stopping:
-            self._tell(request, GivenUp("stopping", "the router is shutting down"))
+            self._tell(request, GivenUp("stopping", STOPPING))
         else:
             self._place(request)
 
@@ -170,7 +172,7 @@ class Cluster:
         orphans = list(self._requests.values())
         for request in orphans:
             if request.life.state is not State.ENDED:  # one that ends may take others along
-                self._tell(request, GivenUp("stopping", "the router is shutting down"))
+                self._tell(request, GivenUp("stopping", STOPPING))
         return len(orphans)
 
     # ---- placing
@@ -284,7 +286,8 @@ class Cluster:
             sampling=order.sampling,
             prefill=command.prefill,
         )
-        self.members.send(worker, admit)
+        if not self.members.send(worker, admit):
+            self._tell(request, Undelivered(worker.epoch))
 
     def _send_prefill(self, request: _Request, command: SendPrefill) -> None:
         worker = self.table.get(command.to)
@@ -301,14 +304,15 @@ class Cluster:
 
     def _requeue(self, request: _Request, command: Requeue) -> None:
         worker = self.table.get(command.declined)
-        if worker is not None and command.draining:
+        if worker is not None and command.why == "draining":
             worker.draining = True
-        elif worker is not None:
+        elif worker is not None and command.why == "busy":
             size = request.order.num_tokens
             worker.refused_tokens = size if worker.refused_tokens is None else min(size, worker.refused_tokens)
         self._unbook(request)
-        request.tried |= {command.declined}
-        self._place(request)
+        if command.why != "unreachable":  # that one isn't asked before it is heard again
+            request.tried |= {command.declined}
+        self._place(request, queued=request in self._queue)
 
     def _end(self, request: _Request, ending: Ending) -> None:
         del self._requests[request.order.request_id]
@@ -373,7 +377,10 @@ class Cluster:
             self._metrics.prompt_tokens += len(request.order.token_ids)
         elif isinstance(message, PrefillDone):
             self._note_prefill_done(message)
-        self._tell(request, message)
+        if self._stopping and isinstance(message, Cancelled):  # whoever stops us stops the workers too
+            self._tell(request, GivenUp("stopping", STOPPING))
+        else:
+            self._tell(request, message)
 
     def _note_prefill_done(self, message: PrefillDone) -> None:
         worker = self.table.get(message.epoch)
@@ -400,7 +407,8 @@ class Cluster:
         for request_id in list(worker.requests):
             request = self._requests.get(request_id)
             if request is not None:  # one that ended may have taken others along
-                self._tell(request, WorkerLost(worker.epoch, reason))
+                leaving = self._stopping and reason == LEFT  # as in _on_request_message
+                self._tell(request, GivenUp("stopping", STOPPING) if leaving else WorkerLost(worker.epoch, reason))
         self._place_waiting()
 
     # ---- what it looks like from outside

@@ -32,6 +32,13 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class Undelivered:
+    """D's connection was gone already when it was to be asked: it has heard nothing, so nothing was begun."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLost:
     epoch: Epoch
     reason: str
@@ -69,6 +76,7 @@ Event = (
     | Failed
     | Cancelled
     | PrefillDone
+    | Undelivered
     | WorkerLost
     | ClientGone
     | DeadlinePassed
@@ -98,10 +106,10 @@ class SendCancel:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """``declined`` has no room, or takes nothing new; place it elsewhere or let it wait."""
+    """``declined`` has no room, takes nothing new, or wasn't reached; place it elsewhere or let it wait."""
 
     declined: Epoch
-    draining: bool
+    why: Literal["busy", "draining", "unreachable"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """One request's life in the router: waiting, admitting, filling, decoding, ended. Pure; ``router.cluster`` is the shell.
 
     WAITING ──Placed──> ADMITTING ──Admitted──> FILLING ──Tokens──> DECODING ──Finished, StopMatched──> ENDED
-       └─ Refused: busy ────┘             (P or D computes the prompt)
+       └─ busy, undelivered ┘             (P or D computes the prompt)
 
 Every state can also end by failure, a lost worker, a client that left, or the deadline. There is exactly one ``End`` command, it is
 the last one, and the legs that still work for the request are cancelled before it. Each placement is a new generation: what workers
@@ -44,6 +44,7 @@ from router.events import (
     SendCancel,
     SendPrefill,
     StopMatched,
+    Undelivered,
     WorkerLost,
 )
 
@@ -95,7 +96,7 @@ class RequestLife(Lifecycle[State, Event, Command]):
 
     def _admitted(self, event: Admitted) -> list[Command]:
         if self._role(event.epoch) != "decode":
-            return self._broken(f"{event.epoch} admitted a request that it wasn't asked to decode")
+            return self._broken(f"the {self._role(event.epoch)} worker admitted a request that it wasn't asked to decode")
         self.state = State.FILLING
         assert self.decode is not None
         return [SendPrefill(self.prefill.epoch, self.decode)] if self.prefill else []
@@ -103,15 +104,20 @@ class RequestLife(Lifecycle[State, Event, Command]):
     def _refused(self, event: Refused) -> list[Command]:
         asked = "decode" if self.state is State.ADMITTING else "prefill"
         if self._role(event.epoch) != asked:
-            return self._broken(f"{event.epoch} refused what it wasn't asked ({event.message})")
+            return self._broken(f"the {self._role(event.epoch)} worker refused what it wasn't asked ({event.message})")
         if asked == "decode" and event.code in ("busy", "draining"):
             self.state, self.decode, self.prefill = State.WAITING, None, None
-            return [Requeue(event.epoch, event.code == "draining")]
+            return [Requeue(event.epoch, "draining" if event.code == "draining" else "busy")]
         return self._fail(event.code, event.message, gone=event.epoch)
+
+    def _undelivered(self, event: Undelivered) -> list[Command]:
+        assert event.epoch == self.decode
+        self.state, self.decode, self.prefill = State.WAITING, None, None
+        return [Requeue(event.epoch, "unreachable")]
 
     def _tokens(self, event: Tokens) -> list[Command]:
         if event.epoch != self.decode:
-            return self._broken(f"{event.epoch} sends tokens but doesn't decode")
+            return self._broken(f"the {self._role(event.epoch)} worker sends tokens but doesn't decode")
         if event.index != self.num_tokens or not event.token_ids:
             return self._broken(f"tokens {event.index}+{len(event.token_ids)} after {self.num_tokens}: a gap or a repeat")
         self.num_tokens += len(event.token_ids)
@@ -122,7 +128,7 @@ class RequestLife(Lifecycle[State, Event, Command]):
 
     def _finished(self, event: Finished) -> list[Command]:
         if event.epoch != self.decode:
-            return self._broken(f"{event.epoch} says finished but doesn't decode")
+            return self._broken(f"the {self._role(event.epoch)} worker says finished but doesn't decode")
         return self._end(Ending("finished", reason=event.reason, finished=event))
 
     def _failed(self, event: Failed) -> list[Command]:
@@ -138,7 +144,7 @@ class RequestLife(Lifecycle[State, Event, Command]):
 
     def _prefill_done(self, event: PrefillDone) -> list[Command]:
         if self._role(event.epoch) != "prefill":
-            return self._broken(f"{event.epoch} says prefill done but doesn't prefill")
+            return self._broken(f"the {self._role(event.epoch)} worker says prefill done but doesn't prefill")
         return []
 
     def _worker_lost(self, event: WorkerLost) -> list[Command]:
@@ -196,6 +202,7 @@ class RequestLife(Lifecycle[State, Event, Command]):
         State.WAITING: {Placed: {State.ADMITTING}, **_LEAVING},
         State.ADMITTING: {
             Admitted: {State.FILLING, State.ENDED},
+            Undelivered: {State.WAITING},
             Refused: {State.WAITING, State.ENDED},
             Failed: {State.ENDED},
             Cancelled: {State.ENDED},
@@ -225,6 +232,7 @@ class RequestLife(Lifecycle[State, Event, Command]):
         Placed: _placed,
         Admitted: _admitted,
         Refused: _refused,
+        Undelivered: _undelivered,
         Tokens: _tokens,
         Finished: _finished,
         Failed: _failed,

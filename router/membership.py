@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
 from pydantic import BaseModel
 
 from protocol.codec import encode
-from protocol.ids import new_epoch
+from protocol.ids import Epoch, new_epoch
 from protocol.messages import Goodbye, Heartbeat, Hello, HelloAgain, Paired, Peers, Unwelcome, Welcome
 from protocol.sockets import DEAD_AFTER_S, HEARTBEAT_S
 from router.metrics import Metrics
-from router.workers import Worker, WorkerTable
+from router.workers import UNREACHABLE, Worker, WorkerTable, why_unpaired
 
 LATE_S = 0.5
 """A watchdog that comes later than this was held up, and so may have been the reading of heartbeats."""
 LEFT = "it left"
+STRANGERS = 256
+"""So many unknown workers are remembered, so that each is warned of once."""
 
 log = logging.getLogger("baton.router")
 
@@ -50,11 +53,14 @@ class Membership:
         self._on_room = on_room
         self._watched_at = clock()
         self._held_up = False
+        self._strangers: OrderedDict[Epoch, None] = OrderedDict()
 
-    def send(self, worker: Worker, message: BaseModel) -> None:
-        """A worker that can't be reached counts as silent: the watchdog, which isn't in the middle of something, loses it."""
-        if not self._transport.send(worker.identity, encode(message)):
-            worker.heard_at = float("-inf")
+    def send(self, worker: Worker, message: BaseModel) -> bool:
+        """False: it can't be reached and counts as silent. The watchdog, which isn't in the middle of something, loses it."""
+        sent = self._transport.send(worker.identity, encode(message))
+        if not sent:
+            worker.heard_at = UNREACHABLE
+        return sent
 
     def on_message(self, message: Hello | Heartbeat | Paired | Goodbye) -> None:
         if isinstance(message, Hello):
@@ -82,8 +88,7 @@ class Membership:
             log.warning("the router was held up; silence is judged later")
             return
         for worker in self.table.silent_since(now - DEAD_AFTER_S):
-            reached = worker.heard_at > float("-inf")
-            self._lose(worker, f"no heartbeat for {now - worker.heard_at:.1f} s" if reached else "it can't be reached")
+            self._lose(worker, f"no heartbeat for {now - worker.heard_at:.1f} s" if worker.reachable else "it can't be reached")
 
     def _on_hello(self, hello: Hello) -> None:
         rejection = self.table.check(hello)
@@ -97,6 +102,7 @@ class Membership:
             self._lose(earlier, "it was started anew", superseded=True)
         known = self.table.get(hello.epoch)  # it repeats itself: our welcome was slow
         worker = known or self.table.add(hello)
+        self._strangers.pop(hello.epoch, None)
         worker.heard_at = self._clock()
         log.info("%s worker %s %s (epoch %s)", hello.role, hello.worker_id, "says hello again" if known else "joined", hello.epoch)
         self.send(worker, Welcome(epoch=self.epoch, heartbeat_s=HEARTBEAT_S))
@@ -107,7 +113,11 @@ class Membership:
         """We were started anew, or took it for dead."""
         if not isinstance(message, Goodbye):
             self._metrics.dropped["unknown"] += 1
-            log.warning("%s from %s, which hasn't said hello", message.type, message.epoch)
+            if message.epoch not in self._strangers:
+                self._strangers[message.epoch] = None
+                log.warning("a worker that hasn't said hello (epoch %s) is asked for it", message.epoch)
+            if len(self._strangers) > STRANGERS:
+                self._strangers.popitem(last=False)
             self._transport.send(message.epoch.encode(), encode(HelloAgain(epoch=self.epoch)))
 
     def _on_heartbeat(self, worker: Worker, message: Heartbeat) -> None:
@@ -118,10 +128,13 @@ class Membership:
 
     def _on_paired(self, worker: Worker, message: Paired) -> None:
         self.table.note_paired(worker, message)
+        peer = self.table.get(message.peer)
+        name = peer.worker_id if peer else f"a prefill worker that has left (epoch {message.peer})"
         if message.ok:
-            log.info("%s is paired with %s", worker.worker_id, message.peer)
+            log.info("%s is paired with %s", worker.worker_id, name)
         else:
-            log.error("%s can't be paired with %s: %s: %s", worker.worker_id, message.peer, message.field, message.reason)
+            leaves = peer is None or peer.draining
+            log.log(logging.INFO if leaves else logging.ERROR, "%s isn't paired with %s: %s", worker.worker_id, name, why_unpaired(message))
 
     def _send_peers(self, decodes: list[Worker]) -> None:
         peers = Peers(epoch=self.epoch, prefill=tuple(worker.place for worker in self.table.prefills))

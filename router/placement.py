@@ -23,6 +23,8 @@ class DecodeView:
     worker_id: str
     epoch: Epoch
     draining: bool
+    reachable: bool
+    """False: its connection is gone, so it is about to be lost or to come back."""
     num_running: int
     """Requests that the router placed there and that haven't ended."""
     max_running: int
@@ -77,7 +79,7 @@ def place(prefills: Sequence[PrefillView], decodes: Sequence[DecodeView], needs:
 
 
 def _has_room(view: DecodeView, needs: Needs) -> bool:
-    if view.epoch in needs.tried or view.num_running >= view.max_running:
+    if not view.reachable or view.epoch in needs.tried or view.num_running >= view.max_running:
         return False
     return view.refused_tokens is None or needs.max_tokens < view.refused_tokens
 

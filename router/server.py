@@ -128,28 +128,45 @@ class _Server(uvicorn.Server):
         self._cluster = cluster
         self._drain_timeout_s = settings.drain_timeout_s
         self._at_once = False
+        self._told = False
+        """By a signal."""
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def leave(self, *, at_once: bool) -> None:
         self._cluster.refuse_new()
         self._at_once = self._at_once or at_once
         self.should_exit = True
+        if self._at_once:  # before any worker that is stopped too can drop them
+            self._cluster.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ctrl-C, or the second signal of any kind, ends at once."""
-        log.info("%s: leaving", signal.Signals(sig).name)
-        self.leave(at_once=sig == signal.SIGINT or self.should_exit)
+        """Ctrl-C, or the second signal of any kind, ends at once. The loop does it: it may be in the middle of something here."""
+        at_once = sig == signal.SIGINT or self._told
+        self._told = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._on_signal, signal.Signals(sig).name, at_once)
+
+    def _on_signal(self, name: str, at_once: bool) -> None:
+        log.info("%s: leaving%s", name, " at once" if at_once else "")
+        self.leave(at_once=at_once)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         patience = time.monotonic() + self._drain_timeout_s
         while self._cluster.num_requests and not self._at_once and time.monotonic() < patience:  # noqa: ASYNC110  (three things may end it)
             await asyncio.sleep(0.05)
-        if self._cluster.stop():
-            await asyncio.sleep(FLUSH_S)
+        self._cluster.stop()
+        await asyncio.sleep(FLUSH_S)
         await super().shutdown(sockets)
 
 
 def _bind(host: str, port: int) -> socket.socket:
     """Raises ConfigError that names what can't be had."""
+    if not host:
+        raise ConfigError("host is empty: give an address, 0.0.0.0 for all of this machine")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -10,6 +10,8 @@ from protocol.ids import Epoch, RequestId
 from protocol.messages import PROTOCOL_VERSION, Fingerprint, Heartbeat, Hello, Load, Paired, PrefillPlace
 from router.placement import DecodeView, PrefillView
 
+UNREACHABLE = float("-inf")
+"""When a worker was heard whose connection is gone."""
 SUPERSEDED_EPOCHS = 256
 """So many replaced process lives are remembered."""
 
@@ -28,7 +30,7 @@ class Worker:
 
     hello: Hello
     heard_at: float = 0.0
-    """By the router's clock; -inf: it can't be reached."""
+    """By the router's clock, or UNREACHABLE."""
     load: Load = field(default_factory=Load)
     draining: bool = False
     counters: dict[str, float] = field(default_factory=dict)
@@ -54,6 +56,10 @@ class Worker:
         return self.hello.epoch.encode()
 
     @property
+    def reachable(self) -> bool:
+        return self.heard_at > UNREACHABLE
+
+    @property
     def max_tokens(self) -> int:
         """Longest prompt and output together that it can hold; the last output token needs no room, block 0 is the sink."""
         capacity, block_tokens = self.hello.capacity, self.hello.fingerprint.block_tokens
@@ -73,6 +79,7 @@ class Worker:
             worker_id=self.worker_id,
             epoch=self.epoch,
             draining=self.draining,
+            reachable=self.reachable,
             num_running=len(self.requests),
             max_running=self.hello.capacity.max_running,
             max_tokens=self.max_tokens,
@@ -173,7 +180,11 @@ class WorkerTable:
         if message.ok:
             worker.paired.add(message.peer)
         else:
-            worker.unpaired[message.peer] = ": ".join(part for part in (message.field, message.reason) if part) or "no reason given"
+            worker.unpaired[message.peer] = why_unpaired(message)
+
+
+def why_unpaired(message: Paired) -> str:
+    return ": ".join(part for part in (message.field, message.reason) if part) or "no reason given"
 
 
 def _is_easier(load: Load, before: Load) -> bool:

@@ -106,6 +106,7 @@ class FakeWorker:
         self._new = asyncio.Condition()
         self._link = Link(control, self.epoch.encode())
         self._tasks: list[asyncio.Task[None]] = []
+        self._dead = False
 
     # ---- life
 
@@ -139,7 +140,10 @@ class FakeWorker:
         await self.send(Goodbye(epoch=self.epoch))
 
     async def die(self) -> None:
-        """At once and without a word, as after SIGKILL."""
+        """At once and without a word, as after SIGKILL. May be called twice."""
+        if self._dead:
+            return
+        self._dead = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import time
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from protocol.messages import (
     Hello,
     HelloAgain,
     Load,
+    Paired,
     Peers,
     Prefill,
     Refused,
@@ -102,6 +104,117 @@ async def test_decode_dies_in_the_middle_of_a_stream(harness: Harness) -> None:
         assert await stream.next() is None, "no finish and no [DONE] after an error"
         assert time.monotonic() - started < LIMIT_S
     assert await harness.metric('baton_requests_total{ending="failed_decode_lost"}') == 1
+
+
+async def gone(harness: Harness, worker_id: str, **changes: Any) -> FakeDecode:
+    """A worker whose connection is closed and that the router doesn't miss yet."""
+    decode = await harness.decode(worker_id, **changes)
+    await decode.die()
+    await asyncio.sleep(0.1)
+    assert any(worker.worker_id == worker_id for worker in harness.router.cluster.table)
+    return decode
+
+
+async def test_a_request_that_never_got_to_a_worker_goes_to_another(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    (await harness.decode("d1")).script = harness.says(" cat")
+    await gone(harness, "d0")
+    for response in await asyncio.gather(harness.complete(), harness.complete(stream=True)):
+        assert response.status_code == 200, response.text
+    await until(lambda: len(harness.router.cluster.table) == 1)
+    assert "lost decode worker d0 with 0 requests: it can't be reached" in caplog.text
+
+
+async def test_a_request_that_never_got_to_a_worker_waits_for_the_others(harness: Harness) -> None:
+    decode = await harness.decode("d1", capacity={"max_running": 1})
+    running = asyncio.create_task(harness.complete())
+    first = await decode.expect(Admit)
+    await gone(harness, "d0")
+    waiting = asyncio.create_task(harness.complete())
+    await until(lambda: len(harness.router.cluster.table) == 1)
+    assert len(harness.router.cluster._queue) == 1
+    await decode.admit(first)
+    await decode.tokens(first.key, 0, (7,))
+    await decode.finish(first.key)
+    decode.script = harness.says(" cat")
+    assert [(await asked).status_code for asked in (running, waiting)] == [200, 200]
+
+
+async def test_a_waiting_request_that_cant_be_delivered_waits_on_once(harness: Harness) -> None:
+    """It is found out while the queue is gone through."""
+    decode = await harness.decode("d1", capacity={"max_running": 1})
+    running = asyncio.create_task(harness.complete())
+    first = await decode.expect(Admit)
+    waiting = asyncio.create_task(harness.complete())
+    await until(lambda: len(harness.router.cluster._queue) == 1)
+    transport = harness.router.cluster.members._transport
+    real = transport.send
+    refusals: list[bytes] = []
+
+    def send(identity: bytes, message: bytes) -> bool:
+        if identity == late.epoch.encode() and b"admit" in message:
+            refusals.append(message)
+            return False
+        return real(identity, message)
+
+    late = await harness.decode("d0", join=False)
+    transport.send = send  # type: ignore[method-assign]
+    await late.greet()
+    await until(lambda: refusals)
+    transport.send = real  # type: ignore[method-assign]
+    assert len(harness.router.cluster._queue) == 1
+    decode.script = harness.says(" cat")
+    await decode.admit(first)
+    await decode.tokens(first.key, 0, (7,))
+    await decode.finish(first.key)
+    assert [(await asked).status_code for asked in (running, waiting)] == [200, 200]
+
+
+async def test_a_request_that_never_got_to_the_only_worker_has_no_capacity(harness: Harness) -> None:
+    await gone(harness, "d0")
+    response = await harness.complete()
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "no_capacity"
+
+
+@pytest.mark.parametrize("worker_leaves", [False, True])
+async def test_while_the_server_stops_its_workers_stop_too(harness: Harness, worker_leaves: bool) -> None:
+    """Whatever they say then, the client reads why."""
+    decode = await harness.decode()
+    asking = asyncio.create_task(harness.complete(stream=True))
+    admit = await decode.expect(Admit)
+    await decode.admit(admit)
+    await decode.tokens(admit.key, 0, harness.ids(" cat"))
+    await until(lambda: next(iter(harness.router.cluster._requests.values())).life.num_tokens)
+    harness.router._server.leave(at_once=False)
+    if worker_leaves:
+        await decode.leave()
+    else:
+        await decode.send(Cancelled(**decode.about(admit.key)))
+    error = json.loads((await asking).text.rstrip().rpartition("data: ")[2])["error"]
+    assert (error["code"], error["message"]) == ("stopping", "the server is stopping")
+
+
+async def test_an_unknown_worker_is_warned_of_once(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    stranger = await harness.decode(join=False)
+    for _ in range(3):
+        await stranger.beat()
+    await until(lambda: harness.router.cluster._metrics.dropped["unknown"] == 3)
+    assert caplog.text.count("hasn't said hello") == 1
+
+
+async def test_why_workers_arent_paired_is_told_by_name(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    prefill, decode = await harness.pair()
+    await decode.send(Paired(epoch=decode.epoch, peer=prefill.epoch, ok=False, reason="no answer"))
+    await until(lambda: "isn't paired" in caplog.text)
+    entry = next(entry for entry in caplog.records if "isn't paired" in entry.getMessage())
+    assert (entry.levelname, entry.getMessage()) == ("ERROR", "d1 isn't paired with p0: no answer".replace("p0", prefill.worker_id))
+    await prefill.stop_beating()
+    await prefill.leave()
+    await until(lambda: not harness.router.cluster.table.prefills)
+    await decode.send(Paired(epoch=decode.epoch, peer=prefill.epoch, ok=False, reason="it left"))
+    await until(lambda: "it left" in caplog.text)
+    assert next(entry for entry in caplog.records if "it left" in entry.getMessage()).levelname == "INFO"
 
 
 async def test_prefill_dies(harness: Harness) -> None:

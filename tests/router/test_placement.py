@@ -21,6 +21,7 @@ def decode(name: str, paired: str = "", **changes: Any) -> DecodeView:
         "worker_id": name,
         "epoch": Epoch(name),
         "draining": False,
+        "reachable": True,
         "num_running": 0,
         "max_running": 4,
         "max_tokens": 1000,
@@ -34,6 +35,14 @@ def decode(name: str, paired: str = "", **changes: Any) -> DecodeView:
 def needs(**changes: Any) -> Needs:
     values: dict[str, Any] = {"num_prompt_tokens": 10, "max_tokens": 100, "local": False}
     return Needs(**(values | changes))
+
+
+def test_one_whose_connection_is_gone_is_as_good_as_full() -> None:
+    gone = decode("d0", "", reachable=False)
+    found = place([], [gone], needs())
+    assert isinstance(found, NoPlace)
+    assert found.kind == "full"
+    assert place([], [gone, decode("d1", "", num_running=3)], needs()) == Place(Epoch("d1"), None)
 
 
 def test_least_loaded_of_each() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -58,6 +59,8 @@ def test_busy_ports_are_named(model_dir: Path) -> None:
 
 def test_wrong_settings_are_named(model_dir: Path, tmp_path: Path) -> None:
     assert "model is not set" in fails()
+    assert "host is empty" in fails("--model", str(model_dir), "--host", "")
+    assert "port=" in fails("--model", str(model_dir), "--port", "99999")
     assert "is not a directory" in fails("--model", str(tmp_path / "nowhere"))
     assert "config.json" in fails("--model", str(tmp_path))
     assert "queue_limit" in fails("--model", str(model_dir), BATON_QUEUE_LIMIT="-1")
@@ -78,9 +81,16 @@ def test_help_names_every_option() -> None:
     assert "Exit codes" in told
 
 
-@pytest.mark.parametrize(("number", "at_once"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
-async def test_it_leaves_in_good_order(model_dir: Path, number: signal.Signals, at_once: bool) -> None:
-    """Ctrl-C ends running requests with an error and tells their workers; SIGTERM lets them finish."""
+SIGNALS: list[tuple[list[signal.Signals], bool]] = [
+    ([signal.SIGINT], True),
+    ([signal.SIGTERM], False),
+    ([signal.SIGTERM, signal.SIGTERM], True),
+]
+
+
+@pytest.mark.parametrize(("numbers", "at_once"), SIGNALS)
+async def test_it_leaves_in_good_order(model_dir: Path, numbers: list[signal.Signals], at_once: bool) -> None:
+    """Ctrl-C, and a second signal, end running requests with an error and tell their workers; SIGTERM lets them finish."""
     with taken_port() as port, taken_port() as control:
         pass  # both are free again
     address = f"tcp://127.0.0.1:{control}"
@@ -97,10 +107,13 @@ async def test_it_leaves_in_good_order(model_dir: Path, number: signal.Signals, 
                     # the headers come with the first token
                     assert response.status_code == 200
                     await anext(events)
-                    process.send_signal(number)
+                    for number in numbers:
+                        process.send_signal(number)
+                        await asyncio.sleep(0.05)
                     rest = [line async for line in events if line]
             if at_once:
                 assert json.loads(rest[-1][6:])["error"]["code"] == "stopping"
+                assert "the server is stopping" in rest[-1]
                 await decode.expect(Cancel)
             else:
                 assert rest[-1] == "data: [DONE]"

@@ -87,7 +87,7 @@ def test_local_prefill_asks_nobody_else() -> None:
 @pytest.mark.parametrize("code", ["busy", "draining"])
 def test_a_busy_worker_sends_it_back_under_a_new_generation(code: Any) -> None:
     request = life(1)
-    assert request.handle(Refused(**about(), code=code, message="full")) == [Requeue(D, code == "draining")]
+    assert request.handle(Refused(**about(), code=code, message="full")) == [Requeue(D, code)]
     assert request.state is State.WAITING
     assert not request.concerns(ADMITTED)
     request.handle(Placed(Epoch("d2"), None))

@@ -123,8 +123,9 @@ class Link(_Socket):
             on_change(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def close(self, linger_ms: int = 0) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(0)
+        if not self._monitor.closed:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
         super().close(linger_ms)
 
     async def recv(self) -> bytes:

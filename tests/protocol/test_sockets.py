@@ -103,3 +103,11 @@ async def test_closing_twice_is_fine() -> None:
 def test_a_peer_is_dead_after_three_missed_heartbeats() -> None:
     assert HEARTBEAT_S == 0.5
     assert DEAD_AFTER_S == 1.5
+
+
+async def test_both_ends_may_be_closed_twice() -> None:
+    hub = Hub("tcp://127.0.0.1:0")
+    link = Link(hub.address, b"w")
+    for end in (link, hub):
+        end.close()
+        end.close()

@@ -85,7 +85,7 @@ class PrefillPeers:
         """
         named = {place.epoch: place for place in places}
         for epoch in self._peers.keys() - named.keys():
-            self._peers.pop(epoch)
+            self._peers.pop(epoch).dismissed = True
             self._tasks.pop(epoch).cancel()
         for peer in self._peers.values():
             peer.report()
@@ -100,8 +100,7 @@ class PrefillPeers:
             await peer.leave()
 
     def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
+        self.update(())
 
     def connection(self, epoch: Epoch) -> Connection | None:
         """None: not paired (any more)."""
@@ -122,6 +121,8 @@ class PrefillPeer:
         self.place, self._ourselves, self._callbacks = place, ourselves, callbacks
         self.connection: Connection | None = None
         """Only while paired."""
+        self.dismissed = False
+        """Set before ``run`` is cancelled: a task group whose own task has failed in the same breath drops the cancel."""
         self._refused: PairingRefused | None = None
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._broken: asyncio.Future[str] | None = None
@@ -139,7 +140,7 @@ class PrefillPeer:
 
     async def run(self) -> None:
         try:
-            while True:
+            while not self.dismissed:
                 await self._pair_once()
                 await asyncio.sleep(REDIAL_S)
         except PairingRefused as refused:
@@ -247,12 +248,14 @@ class PrefillPeer:
             self._outbox.task_done()
 
     async def _ping(self) -> None:
-        """When this process itself was stopped for a while, the peer gets another chance."""
+        """When this process itself was held up, the peer's silence says nothing; but after a long one the peer has given us up."""
         while True:
             self.say(PeerPing(epoch=self._ourselves.epoch))
             before = time.monotonic()
             await asyncio.sleep(HEARTBEAT_S)
             now = time.monotonic()
+            if now - before > DEAD_AFTER_S:
+                raise PeerLost(f"this process was held up for {now - before - HEARTBEAT_S:.1f} s")
             if now - before > 2 * HEARTBEAT_S:
                 self._heard_at = now
             if now - self._heard_at > DEAD_AFTER_S:

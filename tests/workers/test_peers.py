@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -57,7 +57,12 @@ class Pair:
             on_refused=lambda epoch, field, reason: self.d_heard.put_nowait((field, reason)),
             on_lost=lambda epoch, reason: self.d_heard.put_nowait(("lost", reason)),
         )
-        self.d = PrefillPeers(Ourselves(epoch=D, fingerprint=d_fingerprint, transport=self.d_transport), callbacks, asyncio.create_task)
+        self.d_tasks: list[asyncio.Task[None]] = []
+        self.d = PrefillPeers(Ourselves(epoch=D, fingerprint=d_fingerprint, transport=self.d_transport), callbacks, self._spawn)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.d_tasks.append(asyncio.create_task(work))
+        return self.d_tasks[-1]
 
     def place(self, epoch: Epoch = P) -> PrefillPlace:
         return PrefillPlace(worker_id="p0", epoch=epoch, address=self.hub.address)
@@ -131,6 +136,20 @@ async def test_a_dead_process_is_noticed_by_the_transport_and_paired_with_again(
         assert kind == "lost"
         assert reason in ("it pairs anew", "it can't be reached")  # whichever comes first
         assert await heard(pair.d_heard) == ("paired", P)
+
+
+async def test_a_peer_that_dies_while_it_is_dismissed_is_not_dialed_again() -> None:
+    """The cancel of its task and the loss meet in one task group."""
+    async with meeting() as pair:
+        pair.d.update((pair.place(),))
+        await heard(pair.d_heard)
+        pair.p_transport.die()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        pair.d.update(())
+        done, pending = await asyncio.wait(pair.d_tasks, timeout=5)
+        assert not pending
+        assert len(done) == 1
 
 
 async def test_a_peer_that_falls_silent_is_lost() -> None:

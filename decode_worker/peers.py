@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.codec import decode_from_p, encode
-from protocol.errors import FingerprintMismatch, PeerLost, TransferError, WireError
+from protocol.errors import ConfigError, FingerprintMismatch, PeerLost, TransferError, WireError
 from protocol.ids import Epoch
 from protocol.messages import (
     Fingerprint,
     HandoffFailed,
     Manifest,
     Message,
+    NotPaired,
     PairBye,
     PairHello,
     PairRefused,
@@ -157,7 +158,10 @@ class PrefillPeer:
 
     async def _pair_once(self) -> None:
         """From dialing to losing it. Returns when it's worth trying again."""
-        link = Link(self.place.address, self._ourselves.epoch.encode())
+        try:
+            link = Link(self.place.address, self._ourselves.epoch.encode())
+        except ConfigError as error:
+            raise PairingRefused("peer_address", str(error)) from None
         try:
             welcome = await self._shake_hands(link)
             if welcome is not None:
@@ -237,6 +241,8 @@ class PrefillPeer:
                     self._callbacks.on_message(self.place.epoch, message)
                 case PeerPong():
                     pass
+                case NotPaired():
+                    raise PeerLost("it doesn't know this worker any more")
                 case PairWelcome() | PairRefused():
                     log.warning("%s from %s, which we are paired with", message.type, self.place.worker_id)
 

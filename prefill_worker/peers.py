@@ -20,6 +20,7 @@ from protocol.messages import (
     Fetch,
     Fingerprint,
     Message,
+    NotPaired,
     PairBye,
     PairHello,
     PairRefused,
@@ -120,6 +121,8 @@ class DecodePeers:
         peer = self._peers.get(message.epoch)
         if peer is None:
             log.warning("dropped %s from %s, which isn't paired", message.type, message.epoch)
+            if not isinstance(message, PairBye):
+                self.say(message.epoch, NotPaired(epoch=self._epoch))
             return
         peer.heard_at = time.monotonic()
         match message:

@@ -30,14 +30,15 @@ MAX_PORT = 65535
 Port = Annotated[int, Field(ge=0, le=MAX_PORT)]
 
 
-def _check_address(text: str) -> str:
+def check_address(text: str) -> str:
+    """Raises ValueError unless it can be dialed or bound: tcp://HOST:PORT."""
     match = re.fullmatch(r"tcp://[^:/\s]+:(\d{1,5})", text)
     if match is None or int(match[1]) > MAX_PORT:
         raise ValueError(f"it must look like tcp://HOST:PORT, with a port up to {MAX_PORT}")
     return text
 
 
-Address = Annotated[str, AfterValidator(_check_address)]
+Address = Annotated[str, AfterValidator(check_address)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

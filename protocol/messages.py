@@ -384,4 +384,12 @@ class PeerPong(Message):
     type: Literal["pong"] = "pong"
 
 
-PrefillToDecode = Annotated[PairWelcome | PairRefused | Ready | Manifest | HandoffFailed | PeerPong, Field(discriminator="type")]
+class NotPaired(Message):
+    """P doesn't know the D that spoke (any more): pair anew; what was said is dropped."""
+
+    type: Literal["not_paired"] = "not_paired"
+
+
+PrefillToDecode = Annotated[
+    PairWelcome | PairRefused | NotPaired | Ready | Manifest | HandoffFailed | PeerPong, Field(discriminator="type")
+]

@@ -103,6 +103,7 @@ FROM_P: list[BaseModel] = [
     ),
     m.HandoffFailed(**ABOUT, code="lease_ended", message="too late"),
     m.PeerPong(epoch=EPOCH),
+    m.NotPaired(epoch=EPOCH),
 ]
 DIRECTIONS: list[tuple[Decoder[Any], Any, list[BaseModel]]] = [
     (decode_from_worker, m.WorkerToRouter, FROM_WORKER),

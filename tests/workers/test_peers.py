@@ -13,7 +13,18 @@ from decode_worker.peers import Callbacks, Ourselves, PrefillPeers
 from prefill_worker.peers import DecodePeers
 from protocol.codec import decode_from_p, encode
 from protocol.ids import Epoch, RequestId
-from protocol.messages import Fetch, Fingerprint, HandoffFailed, Message, PairHello, PeerPing, PeerPong, PrefillPlace, PrefillToDecode
+from protocol.messages import (
+    Fetch,
+    Fingerprint,
+    HandoffFailed,
+    Message,
+    NotPaired,
+    PairHello,
+    PeerPing,
+    PeerPong,
+    PrefillPlace,
+    PrefillToDecode,
+)
 from protocol.sockets import Hub, Link
 from transfer.loopback import Loopback, LoopbackTransport
 
@@ -152,6 +163,26 @@ async def test_a_peer_that_dies_while_it_is_dismissed_is_not_dialed_again() -> N
         assert len(done) == 1
 
 
+async def test_a_peer_that_was_forgotten_pairs_anew_as_soon_as_it_speaks() -> None:
+    """P gave D up while D was stopped; D believes in the pairing."""
+    async with meeting() as pair:
+        pair.d.update((pair.place(),))
+        assert await heard(pair.d_heard) == ("paired", P)
+        pair.p._peers.pop(D)  # without a word to the transport: over UCX a living peer doesn't notice a closed endpoint
+        assert await heard(pair.d_heard) == ("lost", "it doesn't know this worker any more")
+        assert await heard(pair.d_heard) == ("paired", P)
+        assert pair.p.is_paired(D)
+
+
+async def test_an_address_that_nobody_can_dial_is_refused_and_ends_nothing() -> None:
+    async with meeting() as pair:
+        bad = PrefillPlace(worker_id="p1", epoch=Epoch("bad"), address="garbage")
+        pair.d.update((bad, pair.place()))
+        said = {(await heard(pair.d_heard)), (await heard(pair.d_heard))}
+        assert ("paired", P) in said
+        assert any(one[0] == "peer_address" for one in said)
+
+
 async def test_a_peer_that_falls_silent_is_lost() -> None:
     async with meeting() as pair:
         link = Link(pair.hub.address, D.encode())
@@ -177,7 +208,8 @@ async def test_only_paired_peers_under_their_own_name_are_listened_to(caplog: py
             await link.send(message if isinstance(message, bytes) else encode(message))
         await link.send(encode(PairHello(epoch=D, fingerprint=OURS, data_address=b"nowhere", transport="loopback")))
         async with asyncio.timeout(10):
-            answer: PrefillToDecode = decode_from_p.decode(await link.recv())
+            told, answer = [decode_from_p.decode(await link.recv()) for _ in range(2)]
+        assert told == NotPaired(epoch=P), "to the Fetch under its own name"
         assert answer.type == "pair_refused"
         assert answer.field == "data_address"
         assert pair.p_heard.empty()

@@ -40,7 +40,7 @@ class TextRules:
             stops=stop_strings(body),
             include_stop=bool(body.include_stop_str_in_output),
             skip_special_tokens=body.skip_special_tokens is not False,
-            ending_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_token_ids),
+            ending_ids=ending_ids(sampling, eos_token_ids),
             min_tokens=sampling.min_tokens,
             max_tokens=sampling.max_tokens,
         )
@@ -61,10 +61,18 @@ def sampling_params(body: CompletionBody | ChatBody, prompt: Prompt, files: Mode
     check_token_ids(body.stop_token_ids or (), "stop_token_ids", files.vocab_size)
     values["stop_token_ids"] = tuple(body.stop_token_ids or ())
     try:
-        return SamplingParams(**values)
+        sampling = SamplingParams(**values)
     except ValidationError as error:
         names = {"max_tokens": _max_tokens_name(body), "logprobs": "top_logprobs" if isinstance(body, ChatBody) else "logprobs"}
         raise from_validation(error, names) from None
+    if sampling.min_tokens and len(ending_ids(sampling, files.eos_token_ids)) >= files.vocab_size:
+        raise invalid("stop_token_ids", "stop_token_ids: every token would end the sequence, so min_tokens leaves none to choose")
+    return sampling
+
+
+def ending_ids(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """The tokens that end a sequence."""
+    return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_token_ids)
 
 
 def nth(sampling: SamplingParams, index: int) -> SamplingParams:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from protocol.config import check_address
 from protocol.ids import Epoch, RequestId
 from protocol.messages import PROTOCOL_VERSION, Fingerprint, Heartbeat, Hello, Load, Paired, PrefillPlace
 from router.placement import DecodeView, PrefillView
@@ -123,9 +124,7 @@ class WorkerTable:
         """Whether this worker fits to the router's own files and to the rest of the cluster."""
         if hello.epoch in self._superseded:
             return Rejection("worker_id", f"another process has taken the name {hello.worker_id!r} since")
-        if hello.role == "prefill" and hello.peer_address is None:
-            return Rejection("peer_address", "a prefill worker needs one")
-        return self._check_own(hello) or self._check_cluster(hello)
+        return _check_peer_address(hello) or self._check_own(hello) or self._check_cluster(hello)
 
     def _check_own(self, hello: Hello) -> Rejection | None:
         theirs = hello.fingerprint
@@ -181,6 +180,19 @@ class WorkerTable:
             worker.paired.add(message.peer)
         else:
             worker.unpaired[message.peer] = why_unpaired(message)
+
+
+def _check_peer_address(hello: Hello) -> Rejection | None:
+    """Of a prefill worker: all decode workers will dial it."""
+    if hello.role != "prefill":
+        return None
+    if hello.peer_address is None:
+        return Rejection("peer_address", "a prefill worker needs one")
+    try:
+        check_address(hello.peer_address)
+    except ValueError as error:
+        return Rejection("peer_address", f"peer_address is {hello.peer_address!r}, but {error}")
+    return None
 
 
 def why_unpaired(message: Paired) -> str:

@@ -66,6 +66,8 @@ SAMPLING = [
     ("stop_token_ids", [-1], "stop_token_ids"),
     ("stop_token_ids", ["a"], "stop_token_ids.0"),
     ("repetition_penalty", 0, "repetition_penalty"),
+    ("repetition_penalty", 1e-320, "repetition_penalty"),
+    ("repetition_penalty", 0.0099, "repetition_penalty"),
     ("presence_penalty", 2.5, "presence_penalty"),
     ("frequency_penalty", -2.5, "frequency_penalty"),
     ("logit_bias", {"a": 1}, "logit_bias.a"),
@@ -97,6 +99,18 @@ async def test_impossible_values_name_their_field(harness: Harness) -> None:
     assert error["param"] == "top_logprobs"
     error = await refused(harness, CHAT, {"messages": USER, "top_logprobs": 2})
     assert error["param"] == "top_logprobs"
+
+
+async def test_some_token_must_be_left_to_choose(harness: Harness) -> None:
+    everything = list(range(320))
+    everything.remove(harness.eos)
+    body = {"prompt": "hi", "messages": USER, "stop_token_ids": everything, "min_tokens": 1}
+    for path in (COMPLETIONS, CHAT):
+        error = await refused(harness, path, body)
+        assert (error["param"], error["code"]) == ("stop_token_ids", "invalid_value")
+    (await harness.decode()).script = harness.says("x")
+    for change in ({"ignore_eos": True}, {"min_tokens": 0}, {"stop_token_ids": everything[1:]}):
+        assert (await harness.client.post(COMPLETIONS, json={**body, **change})).status_code == 200
 
 
 UNSERVED = [

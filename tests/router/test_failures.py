@@ -460,8 +460,9 @@ async def test_a_prefill_worker_needs_an_address(harness: Harness) -> None:
     stranger = await harness.decode(join=False)
     hello = {"worker_id": "p", "role": "prefill", "fingerprint": fingerprint(), "capacity": stranger.capacity}
     stranger._tasks.append(asyncio.create_task(stranger._receive()))
-    await stranger.send(Hello.model_validate({"epoch": stranger.epoch, **hello}))
-    assert (await stranger.expect(Unwelcome)).field == "peer_address"
+    for address in (None, "", "garbage", "tcp://", "tcp://h:70000", "ipc:///tmp/x", "tcp://a b:1", "tcp://h:1\n"):
+        await stranger.send(Hello.model_validate({"epoch": stranger.epoch, "peer_address": address, **hello}))
+        assert (await stranger.expect(Unwelcome)).field == "peer_address"
 
 
 async def test_decode_workers_hear_of_every_change_among_prefill_workers(harness: Harness) -> None:

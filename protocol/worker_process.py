@@ -24,7 +24,7 @@ EXIT_WRONG_SETTING = 2
 EXIT_UNWELCOME = 3
 INTERRUPT_LIMIT_S = 5.0
 """Ctrl-C drains like SIGTERM, but nobody at a terminal waits long."""
-SETTLE_S = 0.3
+SETTLE_S = 1.0
 """What the router ordered before it heard that this worker leaves may still be on its way."""
 LAST_CHANCE_S = 2.0
 """After a drain that took too long: what was cancelled then has this long to end."""

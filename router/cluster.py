@@ -5,16 +5,14 @@ A request goes in by ``submit`` with a sink, which hears tokens and then exactly
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from protocol.codec import decode_from_worker
 from protocol.errors import IllegalTransition, WireError
-from protocol.ids import Epoch, RequestId
+from protocol.ids import RequestId
 from protocol.messages import (
     Admit,
     Admitted,
@@ -27,11 +25,9 @@ from protocol.messages import (
     PrefillDone,
     Refused,
     RequestMessage,
-    TokenLogprob,
     Tokens,
     WorkerToRouter,
 )
-from protocol.sampling import SamplingParams
 from router.events import (
     ClientGone,
     DeadlinePassed,
@@ -47,56 +43,24 @@ from router.events import (
     SendPrefill,
     StopMatched,
     Undelivered,
+    Unpair,
     WorkerLost,
 )
 from router.events import Command as LifeCommand
 from router.lifecycle import RequestLife, State
 from router.membership import LEFT, Membership, Transport
 from router.metrics import Metrics
-from router.placement import Needs, NoPlace, place
-from router.workers import Worker, WorkerTable
+from router.placement import Needs, NoPlace, has_room, place
+from router.request import Order, Request, Sink
+from router.waiting import WaitingLine
+from router.workers import Views, Worker, WorkerTable
 
 WATCH_S = 0.1
 MAX_RETRY_AFTER_S = 60
 STOPPING = "the server is stopping"
+BROKEN = "the router failed at this request"
 
 log = logging.getLogger("baton.router")
-
-
-class Sink(Protocol):
-    """Where one sequence's results go."""
-
-    def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> bool:
-        """True: a stop string matched, the sequence is over."""
-        ...
-
-    def on_end(self, ending: Ending) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One sequence to generate."""
-
-    request_id: RequestId
-    token_ids: tuple[int, ...]
-    sampling: SamplingParams
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and output."""
-        return len(self.token_ids) + self.sampling.max_tokens
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    order: Order
-    sink: Sink
-    life: RequestLife
-    arrived_at: float
-    admitted_at: float = 0.0
-    first_token_at: float = 0.0
-    tried: frozenset[Epoch] = frozenset()
-    """Busy decode workers, since the request last waited."""
 
 
 class Cluster:
@@ -114,17 +78,18 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = table
-        self.members = Membership(table, transport, metrics, clock=clock, on_lost=self._on_lost, on_room=self._place_waiting)
+        self.members = Membership(table, transport, metrics, clock=clock, on_lost=self._on_lost, on_room=self._place_soon)
         self.epoch = self.members.epoch
         self._metrics = metrics
         self._queue_limit = queue_limit
         self._request_timeout_s = request_timeout_s
         self._local_prefill_tokens = local_prefill_tokens
         self._clock = clock
-        self._requests: dict[RequestId, _Request] = {}
+        self._requests: dict[RequestId, Request] = {}
         """In order of arrival, so in order of deadline too."""
-        self._queue: deque[_Request] = deque()
-        self._placing = False
+        self._num_arrived = 0
+        self._queue = WaitingLine()
+        self._pass_due = False
         self._stopping = False
         self._mean_request_s = 1.0
         metrics.workers = lambda: self.table
@@ -143,13 +108,16 @@ class Cluster:
 
     def submit(self, order: Order, sink: Sink) -> None:
         """Place it now or let it wait. The sink may hear its ending before this returns."""
+        if self._pass_due:  # those that wait come first
+            self._place_waiting()
         life = RequestLife(order.request_id, order.sampling.max_tokens)
-        request = _Request(order, sink, life, self._clock())
+        request = Request(order, sink, life, self._num_arrived, self._clock())
+        self._num_arrived += 1
         self._requests[order.request_id] = request
         if self._stopping:
             self._tell(request, GivenUp("stopping", STOPPING))
         else:
-            self._place(request)
+            self._place(request, Views(self.table))
 
     def cancel(self, request_id: RequestId) -> None:
         """The client left, or doesn't want this sequence any more. Nothing happens if it is over."""
@@ -177,67 +145,95 @@ class Cluster:
 
     # ---- placing
 
-    def _place(self, request: _Request, *, queued: bool = False) -> None:
-        """On a worker, into the queue, or to its end. ``queued``: it stands in the queue already."""
+    def _place(self, request: Request, views: Views) -> None:
+        """On a worker, into the queue, or to its end. The views are up to date afterwards, if it got where it was to go."""
+        try:
+            self._try_place(request, views)
+        except Exception:
+            self._abandon(request, "placing")
+
+    def _try_place(self, request: Request, views: Views) -> None:
         order = request.order
         needs = Needs(
             num_prompt_tokens=len(order.token_ids),
             max_tokens=order.num_tokens,
             local=len(order.token_ids) <= max(1, self._local_prefill_tokens),
             tried=request.tried,
+            refused_pairs=request.refused_pairs,
         )
-        choice = place(
-            [worker.prefill_view() for worker in self.table.prefills], [worker.decode_view() for worker in self.table.decodes], needs
-        )
+        choice = place(views.prefills, views.decodes, needs)
         if not isinstance(choice, NoPlace):
+            self._queue.leave(request)
             prefill = self.table.get(choice.prefill) if choice.prefill else None
             self._tell(request, Placed(choice.decode, prefill.place if prefill else None))
+            views.renew(choice.decode, choice.prefill)
         elif choice.kind == "nobody":
             self._tell(request, GivenUp("no_capacity", choice.reason))
-        elif not queued:
+        elif request not in self._queue:
             self._enqueue(request, choice.reason)
 
-    def _enqueue(self, request: _Request, reason: str) -> None:
-        """At its place in the order of arrival: only one that was sent back can be older than the last."""
+    def _enqueue(self, request: Request, reason: str) -> None:
         if len(self._queue) >= self._queue_limit:
             self._tell(request, GivenUp("queue_full", f"{reason} and {len(self._queue)} requests wait already"))
             return
         request.tried = frozenset()
-        younger = 0
-        for other in reversed(self._queue):
-            if other.arrived_at <= request.arrived_at:
-                break
-            younger += 1
-        self._queue.insert(len(self._queue) - younger, request)
+        self._queue.join(request)
+
+    def _place_soon(self) -> None:
+        """One pass for all that happens in one turn of the loop."""
+        if self._queue and not self._pass_due:
+            self._pass_due = True
+            asyncio.get_running_loop().call_soon(self._place_if_due)
+
+    def _place_if_due(self) -> None:
+        if self._pass_due:
+            self._place_waiting()
 
     def _place_waiting(self) -> None:
         """Each that fits, in order; one that doesn't fit doesn't hold up the others."""
-        if self._placing or not self._queue or not self._has_room():
-            return
-        self._placing = True  # an ending on the way comes back here
-        for request in list(self._queue):
-            if request.life.state is State.WAITING:
-                self._place(request, queued=True)
-        self._placing = False
-        self._queue = deque(request for request in self._queue if request.life.state is State.WAITING)
-
-    def _has_room(self) -> bool:
-        """A quick no; the yes is placement's."""
-        decodes = self.table.decodes
-        return not decodes or any(len(worker.requests) < worker.hello.capacity.max_running for worker in decodes)
+        self._pass_due = False
+        views = Views(self.table)
+        for request in self._queue.in_order():
+            if not has_room(views.decodes):
+                return
+            if request not in self._queue:
+                continue  # it ended with another
+            num_placed = request.life.generation
+            self._place(request, views)
+            if request.life.generation > num_placed + 1:  # sent back and placed elsewhere
+                views = Views(self.table)
 
     # ---- one request's events and commands
 
-    def _tell(self, request: _Request, event: Event) -> None:
+    def _tell(self, request: Request, event: Event) -> None:
+        """Whatever goes wrong on the way costs this request alone."""
         try:
-            commands = request.life.handle(event)
+            for command in self._commands(request, event):
+                self._do(request, command)
+        except Exception:
+            self._abandon(request, type(event).__name__)
+
+    def _commands(self, request: Request, event: Event) -> list[LifeCommand]:
+        try:
+            return request.life.handle(event)
         except IllegalTransition as error:
             log.error("%s", error)
-            commands = request.life.handle(GivenUp("internal", f"a worker broke the protocol: {type(event).__name__} out of turn"))
-        for command in commands:
-            self._do(request, command)
+            return request.life.handle(GivenUp("internal", f"a worker broke the protocol: {type(event).__name__} out of turn"))
 
-    def _do(self, request: _Request, command: LifeCommand) -> None:
+    def _abandon(self, request: Request, at: str) -> None:
+        """Of an exception: the request ends, wherever it was, its workers hear of it, and what came before is logged."""
+        life = request.life
+        log.exception("%s: %s went wrong; before: %s", life.name, at, "; ".join(life.story))
+        for worker in [worker for worker in self.table if life.request_id in worker.requests]:
+            try:
+                self._do(request, SendCancel(worker.epoch))
+            except Exception:
+                log.exception("%s: can't be cancelled at %s", life.name, worker.worker_id)
+        if life.state is not State.ENDED:
+            life.handle(GivenUp("internal", BROKEN))  # what it asks for is being done here
+        self._end(request, Ending("failed", code="internal", message=BROKEN))
+
+    def _do(self, request: Request, command: LifeCommand) -> None:
         match command:
             case Deliver():
                 self._deliver(request, command)
@@ -250,12 +246,14 @@ class Cluster:
                 if worker is not None:
                     key = request.life
                     self.members.send(worker, Cancel(epoch=self.epoch, request_id=key.request_id, generation=key.generation))
+            case Unpair():
+                self._unpair(request, command)
             case Requeue():
                 self._requeue(request, command)
             case End():
                 self._end(request, command.ending)
 
-    def _deliver(self, request: _Request, command: Deliver) -> None:
+    def _deliver(self, request: Request, command: Deliver) -> None:
         message = command.tokens
         if not request.first_token_at:
             now = request.first_token_at = self._clock()
@@ -270,7 +268,7 @@ class Cluster:
         if matched:
             self._tell(request, StopMatched())
 
-    def _send_admit(self, request: _Request, command: SendAdmit) -> None:
+    def _send_admit(self, request: Request, command: SendAdmit) -> None:
         worker = self.table.get(command.to)
         assert worker is not None, "placement chose a worker that isn't there"
         order, life = request.order, request.life
@@ -289,7 +287,7 @@ class Cluster:
         if not self.members.send(worker, admit):
             self._tell(request, Undelivered(worker.epoch))
 
-    def _send_prefill(self, request: _Request, command: SendPrefill) -> None:
+    def _send_prefill(self, request: Request, command: SendPrefill) -> None:
         worker = self.table.get(command.to)
         assert worker is not None, "a lost worker's requests have ended"
         order = request.order
@@ -302,7 +300,14 @@ class Cluster:
         )
         self.members.send(worker, prefill)
 
-    def _requeue(self, request: _Request, command: Requeue) -> None:
+    def _unpair(self, request: Request, command: Unpair) -> None:
+        request.refused_pairs |= {(command.decode, command.prefill)}  # once is enough, whatever D reports until then
+        decode, prefill = self.table.get(command.decode), self.table.get(command.prefill)
+        if decode is not None and prefill is not None:
+            log.warning("%s isn't paired with %s any more: %s", decode.worker_id, prefill.worker_id, command.reason)
+            self.table.note_refused_pair(decode, command.prefill, command.reason)
+
+    def _requeue(self, request: Request, command: Requeue) -> None:
         worker = self.table.get(command.declined)
         if worker is not None and command.why == "draining":
             worker.draining = True
@@ -310,33 +315,37 @@ class Cluster:
             size = request.order.num_tokens
             worker.refused_tokens = size if worker.refused_tokens is None else min(size, worker.refused_tokens)
         self._unbook(request)
-        if command.why != "unreachable":  # that one isn't asked before it is heard again
+        if command.why in ("busy", "draining"):
             request.tried |= {command.declined}
-        self._place(request, queued=request in self._queue)
+        self._place(request, Views(self.table))
 
-    def _end(self, request: _Request, ending: Ending) -> None:
-        del self._requests[request.order.request_id]
-        if self._queue and request in self._queue:
-            self._queue.remove(request)
-        for worker in self._unbook(request):
+    def _end(self, request: Request, ending: Ending) -> None:
+        if self._requests.pop(request.order.request_id, None) is None:
+            return  # abandoned meanwhile
+        self._queue.leave(request)
+        had_it = self._unbook(request)
+        for worker in had_it:
             worker.refused_tokens = None
-        self._count(request, ending)
-        self._tell_ending(request, ending)
-        self._place_waiting()
+        if had_it:
+            self._place_soon()
+        try:
+            self._tell_ending(request, ending)
+        finally:
+            self._count(request, ending)
 
-    def _tell_ending(self, request: _Request, ending: Ending) -> None:
+    def _tell_ending(self, request: Request, ending: Ending) -> None:
         try:
             request.sink.on_end(ending)
         except Exception:  # as in _deliver; what is left to say then is that it failed
             log.exception("%s: can't tell its ending", request.life.name)
             request.sink.on_end(Ending("failed", code="internal", message="the router can't tell the ending"))
 
-    def _unbook(self, request: _Request) -> list[Worker]:
+    def _unbook(self, request: Request) -> list[Worker]:
         """The workers that had it."""
         request_id = request.order.request_id
         return [worker for worker in self.table if worker.requests.pop(request_id, None) is not None]
 
-    def _count(self, request: _Request, ending: Ending) -> None:
+    def _count(self, request: Request, ending: Ending) -> None:
         metrics = self._metrics
         metrics.endings["_".join(part for part in (ending.kind, ending.reason or ending.code) if part)] += 1
         if ending.finished is not None:
@@ -373,8 +382,9 @@ class Cluster:
             self._metrics.dropped["ended" if request is None else "stale"] += 1
             return
         if isinstance(message, Admitted):
+            if not request.admitted_at:  # else it was sent back since
+                self._metrics.prompt_tokens += len(request.order.token_ids)
             request.admitted_at = self._clock()
-            self._metrics.prompt_tokens += len(request.order.token_ids)
         elif isinstance(message, PrefillDone):
             self._note_prefill_done(message)
         if self._stopping and isinstance(message, Cancelled):  # whoever stops us stops the workers too
@@ -409,7 +419,7 @@ class Cluster:
             if request is not None:  # one that ended may have taken others along
                 leaving = self._stopping and reason == LEFT  # as in _on_request_message
                 self._tell(request, GivenUp("stopping", STOPPING) if leaving else WorkerLost(worker.epoch, reason))
-        self._place_waiting()
+        self._place_soon()
 
     # ---- what it looks like from outside
 

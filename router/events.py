@@ -105,11 +105,20 @@ class SendCancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Unpair:
+    """P doesn't know D (any more), whatever D reported before."""
+
+    decode: Epoch
+    prefill: Epoch
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Requeue:
-    """``declined`` has no room, takes nothing new, or wasn't reached; place it elsewhere or let it wait."""
+    """``declined`` has no room, takes nothing new, wasn't reached, or doesn't know its partner; place it elsewhere or let it wait."""
 
     declined: Epoch
-    why: Literal["busy", "draining", "unreachable"]
+    why: Literal["busy", "draining", "unreachable", "unpaired"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +143,4 @@ class End:
     ending: Ending
 
 
-Command = SendAdmit | SendPrefill | SendCancel | Requeue | Deliver | End
+Command = SendAdmit | SendPrefill | SendCancel | Unpair | Requeue | Deliver | End

@@ -21,7 +21,7 @@ from router.bodies import (
     TokenizeBody,
     parse_body,
 )
-from router.cluster import Cluster, Order
+from router.cluster import Cluster
 from router.errors import MAX_PARAM, ApiError, invalid, not_served_here, unsupported
 from router.generation import Generation
 from router.json_text import JsonAnswer, NotUnicode, parse_json, shown
@@ -29,6 +29,7 @@ from router.logprobs import as_token_ids
 from router.model_files import ModelFiles
 from router.parameters import TextRules, nth, sampling_params
 from router.prompts import Prompt, chat_prompt, check_token_ids, completion_prompts, tokenize_text
+from router.request import Order
 from router.sequence import Sequence
 
 MAX_BODY_BYTES = 32 << 20

@@ -15,10 +15,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.answers import Answer, Collected, Usage
-from router.cluster import Cluster, Order
+from router.cluster import Cluster
 from router.errors import ApiError, from_ending
 from router.events import Ending
 from router.json_text import JsonAnswer
+from router.request import Order
 from router.sequence import Delta, Finish, Sequence
 
 MAX_UNSENT_CHARACTERS = 8 << 20

@@ -1,7 +1,8 @@
 """One request's life in the router: waiting, admitting, filling, decoding, ended. Pure; ``router.cluster`` is the shell.
 
     WAITING ──Placed──> ADMITTING ──Admitted──> FILLING ──Tokens──> DECODING ──Finished, StopMatched──> ENDED
-       └─ busy, undelivered ┘             (P or D computes the prompt)
+       ├─ busy, undelivered ┘               │  (P or D computes the prompt)
+       └─ P doesn't know D ─────────────────┘
 
 Every state can also end by failure, a lost worker, a client that left, or the deadline. There is exactly one ``End`` command, it is
 the last one, and the legs that still work for the request are cancelled before it. Each placement is a new generation: what workers
@@ -45,6 +46,7 @@ from router.events import (
     SendPrefill,
     StopMatched,
     Undelivered,
+    Unpair,
     WorkerLost,
 )
 
@@ -53,7 +55,7 @@ class State(Enum):
     __hash__ = object.__hash__  # Enum's own is Python code, and states are looked up for every token
 
     WAITING = auto()
-    """On no worker: not placed yet, or sent back by a busy one."""
+    """On no worker: not placed yet, or sent back."""
     ADMITTING = auto()
     """D was asked."""
     FILLING = auto()
@@ -108,7 +110,16 @@ class RequestLife(Lifecycle[State, Event, Command]):
         if asked == "decode" and event.code in ("busy", "draining"):
             self.state, self.decode, self.prefill = State.WAITING, None, None
             return [Requeue(event.epoch, "draining" if event.code == "draining" else "busy")]
+        if asked == "prefill" and event.code == "decode_lost":
+            return self._unpaired(event)
         return self._fail(event.code, event.message, gone=event.epoch)
+
+    def _unpaired(self, event: Refused) -> list[Command]:
+        """Nothing is computed yet: D gives its room back, and the request is placed anew."""
+        assert self.decode is not None
+        commands = [*self._cancel_legs(gone=event.epoch), Unpair(self.decode, event.epoch, event.message), Requeue(event.epoch, "unpaired")]
+        self.state, self.decode, self.prefill = State.WAITING, None, None
+        return commands
 
     def _undelivered(self, event: Undelivered) -> list[Command]:
         assert event.epoch == self.decode
@@ -211,7 +222,7 @@ class RequestLife(Lifecycle[State, Event, Command]):
         State.FILLING: {
             Tokens: {State.DECODING, State.ENDED},
             PrefillDone: {State.FILLING, State.ENDED},
-            Refused: {State.ENDED},
+            Refused: {State.WAITING, State.ENDED},
             Failed: {State.ENDED},
             Cancelled: {State.ENDED},
             **_PLACED,

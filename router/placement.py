@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +47,8 @@ class Needs:
     """The decode worker computes the prompt itself."""
     tried: frozenset[Epoch] = frozenset()
     """Decode workers that answered Busy."""
+    refused_pairs: frozenset[tuple[Epoch, Epoch]] = frozenset()
+    """Decode and prefill workers that weren't paired after all when this request was theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +65,31 @@ class NoPlace:
     reason: str
 
 
-def place(prefills: Sequence[PrefillView], decodes: Sequence[DecodeView], needs: Needs) -> Place | NoPlace:
+def place(prefills: Collection[PrefillView], decodes: Collection[DecodeView], needs: Needs) -> Place | NoPlace:
     """The least loaded decode worker that has room, those first that can fetch from a prefill worker; then the least loaded of these."""
     able = [view for view in decodes if not view.draining and view.max_tokens >= needs.max_tokens]
     if not able:
         return NoPlace("nobody", _why_nobody(decodes, needs))
-    free = [view for view in able if _has_room(view, needs)]
+    free = [view for view in able if _fits(view, needs)]
     if not free:
         return NoPlace("full", f"all {len(able)} decode workers are full")
-    usable = {} if needs.local else {view.epoch: view for view in prefills if not view.draining}
-    decode = min(free, key=lambda view: (view.paired.isdisjoint(usable), *_load(view)))
-    partners = [view for epoch, view in usable.items() if epoch in decode.paired]
-    prefill = min(partners, key=lambda view: (view.booked_tokens, view.worker_id), default=None)
+    usable = [] if needs.local else [view for view in prefills if not view.draining]
+    decode = min(free, key=lambda view: (not _partners(view, usable, needs), *_load(view)))
+    prefill = min(_partners(decode, usable, needs), key=lambda view: (view.booked_tokens, view.worker_id), default=None)
     return Place(decode.epoch, prefill.epoch if prefill else None)
 
 
-def _has_room(view: DecodeView, needs: Needs) -> bool:
+def has_room(decodes: Collection[DecodeView]) -> bool:
+    """A quick no for requests of any size. Yes too when no worker takes anything: then there is something to tell."""
+    live = [view for view in decodes if not view.draining]
+    return not live or any(view.reachable and view.num_running < view.max_running for view in live)
+
+
+def _partners(decode: DecodeView, prefills: Collection[PrefillView], needs: Needs) -> list[PrefillView]:
+    return [view for view in prefills if view.epoch in decode.paired and (decode.epoch, view.epoch) not in needs.refused_pairs]
+
+
+def _fits(view: DecodeView, needs: Needs) -> bool:
     if not view.reachable or view.epoch in needs.tried or view.num_running >= view.max_running:
         return False
     return view.refused_tokens is None or needs.max_tokens < view.refused_tokens
@@ -88,7 +99,7 @@ def _load(view: DecodeView) -> tuple[float, int, str]:
     return view.num_running / view.max_running, view.booked_tokens, view.worker_id
 
 
-def _why_nobody(decodes: Sequence[DecodeView], needs: Needs) -> str:
+def _why_nobody(decodes: Collection[DecodeView], needs: Needs) -> str:
     if not decodes:
         return "no decode worker"
     live = [view for view in decodes if not view.draining]

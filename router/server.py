@@ -104,7 +104,10 @@ class Router:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            self.cluster.watch()
+            try:
+                self.cluster.watch()
+            except Exception:  # the next one comes all the same
+                log.exception("the watchdog failed")
 
 
 class _Server(uvicorn.Server):

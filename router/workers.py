@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from protocol.config import check_address
@@ -90,6 +90,32 @@ class Worker:
         )
 
 
+class Views:
+    """Snapshots of all workers for one pass over waiting requests."""
+
+    def __init__(self, table: WorkerTable) -> None:
+        self._table = table
+        self._prefills = {worker.epoch: worker.prefill_view() for worker in table.prefills}
+        self._decodes = {worker.epoch: worker.decode_view() for worker in table.decodes}
+
+    @property
+    def prefills(self) -> Collection[PrefillView]:
+        return self._prefills.values()
+
+    @property
+    def decodes(self) -> Collection[DecodeView]:
+        return self._decodes.values()
+
+    def renew(self, decode: Epoch, prefill: Epoch | None) -> None:
+        """Of these two, which have been given something."""
+        worker = self._table.get(decode)
+        if worker is not None:
+            self._decodes[decode] = worker.decode_view()
+        partner = self._table.get(prefill) if prefill else None
+        if partner is not None:
+            self._prefills[partner.epoch] = partner.prefill_view()
+
+
 class WorkerTable:
     """All live workers. The first one's fingerprint is the cluster's as long as any worker lives."""
 
@@ -170,6 +196,12 @@ class WorkerTable:
         if not worker.requests or _is_easier(message.load, worker.load):
             worker.refused_tokens = None
         worker.load, worker.draining, worker.counters = message.load, message.draining, message.counters
+
+    def note_refused_pair(self, decode: Worker, prefill: Epoch, reason: str) -> None:
+        """The prefill worker doesn't know this decode worker (any more): not used together until D reports the pair anew."""
+        if prefill in decode.paired:
+            decode.paired.discard(prefill)
+            decode.unpaired[prefill] = reason
 
     def note_paired(self, worker: Worker, message: Paired) -> None:
         worker.paired.discard(message.peer)

@@ -1,0 +1,52 @@
+"""One request as the router carries it: what is wanted, where results go, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.ids import Epoch, RequestId
+from protocol.messages import TokenLogprob
+from protocol.sampling import SamplingParams
+from router.events import Ending
+from router.lifecycle import RequestLife
+
+
+class Sink(Protocol):
+    """Where one sequence's results go."""
+
+    def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> bool:
+        """True: a stop string matched, the sequence is over."""
+        ...
+
+    def on_end(self, ending: Ending) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One sequence to generate."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        return len(self.token_ids) + self.sampling.max_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    order: Order
+    sink: Sink
+    life: RequestLife
+    number: int
+    """In order of arrival."""
+    arrived_at: float
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+    tried: frozenset[Epoch] = frozenset()
+    """Busy decode workers, since the request last waited."""
+    refused_pairs: frozenset[tuple[Epoch, Epoch]] = frozenset()
+    """Decode and prefill workers that turned out not to be paired when this request was theirs."""

@@ -158,7 +158,9 @@ class Admitted(RequestMessage):
 
 
 class Refused(RequestMessage):
-    """D or P takes nothing of this request. ``busy`` may be placed elsewhere; the other codes go to the client."""
+    """D or P takes nothing of this request. ``busy`` and ``draining`` of D, and ``decode_lost`` of P (it isn't paired with that D), are
+    placed anew; the other codes go to the client.
+    """
 
     type: Literal["refused"] = "refused"
     code: ErrorCode

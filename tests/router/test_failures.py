@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
 from protocol.codec import encode
 from protocol.messages import (
@@ -312,6 +313,76 @@ async def test_prefill_refuses(harness: Harness) -> None:
         error = await error_of(asking, status)
         assert (error["code"], error["message"]) == (code, "not that one")
         assert (await decode.expect(Cancel)).key == admit.key
+
+
+async def refuse_pair(prefill: FakePrefill, message: Prefill) -> None:
+    await prefill.send(Refused(**prefill.about(message.key), code="decode_lost", message="it isn't paired with this worker"))
+
+
+async def test_a_request_whose_pair_doesnt_stand_goes_to_another(harness: Harness) -> None:
+    prefill, first = await harness.pair()
+    second = await harness.decode("other")
+    prefill.partners.append(second)
+    second.script = harness.says(" cat")
+    await until(lambda: all(worker.paired for worker in harness.router.cluster.table.decodes))
+    prefill.hold = True
+    asking = asyncio.create_task(harness.complete())
+    admit = await first.expect(Admit)
+    await first.admit(admit)
+    message = await prefill.expect(Prefill)
+    prefill.hold = False
+    await refuse_pair(prefill, message)
+    assert (await within(asking)).status_code == 200
+    assert (await first.expect(Cancel)).key == admit.key
+    assert (await prefill.expect(Prefill)).decode_epoch == second.epoch
+    assert not prefill.got(Cancel)
+    worker = harness.router.cluster.table.get(first.epoch)
+    assert worker is not None
+    assert worker.unpaired == {prefill.epoch: "it isn't paired with this worker"}
+    await first.send(Paired(epoch=first.epoch, peer=prefill.epoch, ok=True))
+    await until(lambda: worker.paired)
+    assert await harness.metric("baton_prompt_tokens_total") == len(admit.token_ids)
+
+
+async def test_a_pair_is_asked_once_for_one_request_whatever_d_reports(harness: Harness) -> None:
+    """Without another pair, D computes the prompt."""
+    prefill, decode = await harness.pair()
+    prefill.hold = True
+    asking = asyncio.create_task(harness.complete())
+    await decode.admit(await decode.expect(Admit))
+    await refuse_pair(prefill, await prefill.expect(Prefill))
+    admit = await decode.expect(Admit)
+    assert (admit.generation, admit.prefill) == (1, None)
+    await decode.send(Refused(**decode.about(admit.key), code="busy", message="no room"))
+    await until(lambda: harness.router.cluster._queue)
+    await decode.send(Paired(epoch=decode.epoch, peer=prefill.epoch, ok=True))
+    admit = await decode.expect(Admit)
+    assert (admit.generation, admit.prefill) == (2, None)
+    assert harness.router.cluster.table.decodes[0].paired == {prefill.epoch}
+    await decode.admit(admit)
+    await decode.tokens(admit.key, 0, harness.ids(" cat"))
+    await decode.finish(admit.key)
+    assert (await within(asking)).json()["choices"][0]["text"] == " cat"
+
+
+async def test_what_goes_wrong_in_the_middle_ends_the_request_and_tells_its_workers(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, decode = await harness.pair()
+    asking = asyncio.create_task(harness.complete())
+    admit = await decode.expect(Admit)
+
+    def fails(message: BaseModel) -> bytes:
+        if isinstance(message, Prefill):
+            raise OverflowError("Integer value out of range")
+        return encode(message)
+
+    monkeypatch.setattr("router.membership.encode", fails)
+    await decode.admit(admit)
+    assert (await error_of(asking, 500))["code"] == "internal"
+    assert (await decode.expect(Cancel)).key == admit.key
+    assert "ADMITTING -> FILLING" in caplog.text
+    assert not any(worker.requests for worker in harness.router.cluster.table)
 
 
 async def test_decode_refuses_for_good(harness: Harness) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.ids import Epoch
-from router.placement import DecodeView, Needs, NoPlace, Place, PrefillView, place
+from router.placement import DecodeView, Needs, NoPlace, Place, PrefillView, has_room, place
 
 
 def prefill(name: str, **changes: Any) -> PrefillView:
@@ -88,6 +88,21 @@ def test_a_smaller_request_is_tried_where_a_larger_one_was_refused() -> None:
 
 def test_busy_workers_are_not_asked_twice() -> None:
     assert place([], [decode("d0"), decode("d1", num_running=3)], needs(tried=frozenset({Epoch("d0")}))) == Place(Epoch("d1"), None)
+
+
+def test_a_pair_that_refused_this_request_isnt_asked_again() -> None:
+    prefills, decodes = [prefill("p0")], [decode("d0", "p0"), decode("d1", "p0", num_running=3)]
+    bad = frozenset({(Epoch("d0"), Epoch("p0"))})
+    assert place(prefills, decodes, needs(refused_pairs=bad)) == Place(Epoch("d1"), Epoch("p0"))
+    assert place(prefills, decodes[:1], needs(refused_pairs=bad)) == Place(Epoch("d0"), None)
+
+
+def test_whether_it_is_worth_going_through_the_queue() -> None:
+    full, gone, leaving = decode("d0", num_running=4), decode("d1", reachable=False), decode("d2", draining=True)
+    assert not has_room([full, gone, leaving])
+    assert has_room([full, decode("d3")])
+    assert has_room([])
+    assert has_room([leaving])
 
 
 def test_nobody_says_why() -> None:

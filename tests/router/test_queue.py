@@ -6,8 +6,17 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
+from pydantic import BaseModel
 
-from protocol.messages import Admit, Cancel, Load, Refused
+from protocol.codec import encode
+from protocol.ids import RequestId
+from protocol.messages import Admit, Cancel, Load, Refused, TokenLogprob
+from protocol.sampling import SamplingParams
+from router.events import Ending
+from router.placement import DecodeView
+from router.request import Order
+from router.workers import Worker
 from tests.router.harness import FakeDecode, Harness, StartRouter, until
 
 ONE = {"max_running": 1}
@@ -196,3 +205,146 @@ async def test_the_deadline_holds_in_the_queue_and_on_a_worker(start_router: Sta
         assert response.status_code == 504
         assert response.json()["error"]["code"] == "deadline"
     await decode.expect(Cancel)
+
+
+async def fill(harness: Harness, count: int, first: int = 10) -> list[asyncio.Task[httpx.Response]]:
+    """So many requests that wait, in this order."""
+    asked: list[asyncio.Task[httpx.Response]] = []
+    for number in range(count):
+        asked.append(ask(harness, [first + number]))
+        await until(lambda: len(harness.router.cluster._queue) == len(asked))
+    return asked
+
+
+async def test_one_that_cant_be_sent_doesnt_hold_up_the_others(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither those behind it nor what workers say meanwhile."""
+    decode = await harness.decode(capacity=ONE)
+    running = ask(harness, [7])
+    admit = await decode.expect(Admit)
+    broken, *others = await fill(harness, 3)
+
+    def fails(message: BaseModel) -> bytes:
+        if isinstance(message, Admit) and message.token_ids == (10,):
+            raise OverflowError("Integer value out of range")
+        return encode(message)
+
+    monkeypatch.setattr("router.membership.encode", fails)
+    decode.script = harness.says(" cat")
+    await decode.admit(admit)
+    await decode.tokens(admit.key, 0, (7,))
+    await decode.finish(admit.key)
+    assert (await running).status_code == 200
+    error = (await broken).json()["error"]
+    assert (error["type"], error["code"]) == ("server_error", "internal")
+    assert [(await asked).status_code for asked in others] == [200, 200]
+    assert "WAITING -> ADMITTING" in caplog.text
+    assert "OverflowError" in caplog.text
+
+
+async def test_what_goes_wrong_when_a_request_is_placed_at_once_is_its_own(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = await harness.decode()
+    decode.script = harness.says(" cat")
+    with monkeypatch.context() as broken:
+        broken.setattr("router.cluster.place", None)
+        assert (await harness.complete()).json()["error"]["code"] == "internal"
+    assert (await harness.complete()).status_code == 200
+
+
+async def test_a_message_that_cant_be_handled_doesnt_deafen_the_router(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode = await harness.decode()
+    decode.script = harness.says(" cat")
+    with monkeypatch.context() as broken:
+        broken.setattr(harness.router.cluster.members, "on_message", None)
+        await until(lambda: "can't be handled" in caplog.text)
+    assert (await harness.complete()).status_code == 200
+
+
+class Sinks:
+    """Counts endings."""
+
+    def __init__(self) -> None:
+        self.num_ended = 0
+
+    def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> bool:
+        return False
+
+    def on_end(self, ending: Ending) -> None:
+        self.num_ended += 1
+
+
+def submit(harness: Harness, sink: Sinks, count: int) -> list[RequestId]:
+    names = [RequestId(f"r{number}") for number in range(count)]
+    for name in names:
+        harness.router.cluster.submit(Order(name, (7, 8), SamplingParams(max_tokens=2)), sink)
+    return names
+
+
+@pytest.fixture
+def views(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+    """Each worker of which a decode view was made since."""
+    made: list[Worker] = []
+    real = Worker.decode_view
+
+    def counted(worker: Worker) -> DecodeView:
+        made.append(worker)
+        return real(worker)
+
+    monkeypatch.setattr(Worker, "decode_view", counted)
+    return made
+
+
+async def test_2000_that_leave_at_once_cost_little(start_router: StartRouter, views: list[Worker]) -> None:
+    """Those that wait need no new look at the workers; all those that ran need one together."""
+    harness = await start_router(queue_limit=2000)
+    decode = await harness.decode(capacity={"max_running": 8})
+    await decode.stop_beating()
+    sink = Sinks()
+    names = submit(harness, sink, 2008)
+    assert len(harness.router.cluster._queue) == 2000
+    await asyncio.sleep(0)
+    views.clear()
+    for name in reversed(names[58:]):
+        harness.router.cluster.cancel(name)
+    assert len(harness.router.cluster._queue) == 50
+    await asyncio.sleep(0)
+    assert not views
+    for name in names[:8]:
+        harness.router.cluster.cancel(name)
+    assert not views
+    await asyncio.sleep(0)
+    assert len(views) == 1 + 8, "one look, and one after each that was placed"
+    assert len(harness.router.cluster._queue) == 42
+    for name in names[8:58]:
+        harness.router.cluster.cancel(name)
+    assert sink.num_ended == 2008
+
+
+async def test_one_that_comes_before_the_pass_doesnt_overtake(harness: Harness) -> None:
+    decode = await harness.decode(capacity=ONE)
+    sink = Sinks()
+    first, second = submit(harness, sink, 2)
+    cluster = harness.router.cluster
+    cluster.cancel(first)
+    cluster.submit(Order(RequestId("late"), (7,), SamplingParams(max_tokens=2)), sink)
+    assert [request.order.request_id for request in cluster._queue.in_order()] == ["late"]
+    for name in (second, RequestId("late")):
+        cluster.cancel(name)
+    asked = [(await decode.expect(Admit)).request_id for _ in range(2)]
+    assert asked == [first, second]
+
+
+async def test_one_that_is_sent_back_goes_before_younger_ones(harness: Harness) -> None:
+    decode = await harness.decode(capacity=ONE)
+    sink = Sinks()
+    names = submit(harness, sink, 4)
+    admit = await decode.expect(Admit)
+    await decode.send(Refused(**decode.about(admit.key), code="busy", message="no room"))
+    cluster = harness.router.cluster
+    await until(lambda: len(cluster._queue) == 4)
+    assert [request.order.request_id for request in cluster._queue.in_order()] == names
+    for name in names:
+        cluster.cancel(name)

@@ -36,6 +36,7 @@ from router.events import (
     SendCancel,
     SendPrefill,
     StopMatched,
+    Unpair,
     WorkerLost,
 )
 from router.lifecycle import RequestLife, State
@@ -94,6 +95,14 @@ def test_a_busy_worker_sends_it_back_under_a_new_generation(code: Any) -> None:
     assert request.generation == 1
     assert not request.concerns(ADMITTED)
     assert request.concerns(Admitted(**about(Epoch("d2"), 1)))
+
+
+def test_a_prefill_worker_that_doesnt_know_d_sends_it_back() -> None:
+    request = life(2)
+    refused = Refused(**about(P), code="decode_lost", message="never heard of it")
+    assert request.handle(refused) == [SendCancel(D), Unpair(D, P, "never heard of it"), Requeue(P, "unpaired")]
+    assert request.state is State.WAITING
+    assert not request.concerns(Cancelled(**about()))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +191,7 @@ EVENTS = st.sampled_from(
         ADMITTED,
         Refused(**about(), code="busy", message=""),
         Refused(**about(P), code="bad_request", message=""),
+        Refused(**about(P), code="decode_lost", message=""),
         FIRST,
         Tokens(**about(), index=2, token_ids=(3,)),
         FINISHED,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -43,6 +45,25 @@ def test_every_path_that_the_documents_name_exists() -> None:
         assert named, f"{document} names no path"
         missing = [path for path in named if not (ROOT / path).exists()]
         assert not missing, f"{document} names {missing}"
+
+
+def test_what_the_packages_import_is_what_they_declare() -> None:
+    """Every third-party module that our packages import is a dependency, and every dependency is imported (or served by one that is)."""
+    used = {
+        name.split(".")[0]
+        for package in OURS
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names] if isinstance(node, ast.Import)
+            else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        )
+    } - set(sys.stdlib_module_names) - set(OURS)  # fmt: skip
+    declared = {re.split(r"[><=]", requirement)[0] for requirement in PYPROJECT["project"]["dependencies"]}
+    modules = {name: {"pyzmq": "zmq", "ucxx-cu13": "ucxx", "prometheus-client": "prometheus_client"}.get(name, name) for name in declared}
+    only_inside_others = {"httptools"}  # named to uvicorn
+    come_with_others = {"starlette"}  # fastapi's own base
+    assert used - come_with_others == set(modules.values()) - only_inside_others
 
 
 def test_the_two_commands_of_the_readme_are_makefile_targets() -> None:

@@ -103,7 +103,7 @@ def _try(random: Random, seed: int, kind: BugKind) -> Instance | None:
     """None: what was drawn can't have such a bug, or it doesn't show, or its line stands twice."""
     broken_module = _draw_module(random, random.choice(SHAPES[kind]))
     broken = _break(random, kind, broken_module.functions[-1])
-    cases = broken and _telling_cases(random, broken)
+    cases = _telling_cases(random, broken) if broken is not None else None
     if broken is None or cases is None:
         return None
     functions = random.sample(broken_module.functions, len(broken_module.functions))

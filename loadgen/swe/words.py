@@ -11,5 +11,5 @@ WORDS = tuple(
     plane planet plant plate point price prize profit pump rain rate ratio rent river road roof room route salary score season seat
     share shelf ship shop size speed stage station step stock stone store street sugar tax ticket tide tool tower town train tree trip
     truck unit volume wage wall water weight wheel width window year yard zone
-    """.split()
+    """.split()  # noqa: SIM905
 )

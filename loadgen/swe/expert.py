@@ -21,7 +21,7 @@ def opening(instance: Instance) -> list[Message]:
 def expert_calls(instance: Instance) -> list[tuple[str, dict[str, str]]]:
     """Name and arguments of each call, in order."""
     bug = instance.bug
-    look = [] if instance.names_module else [("list", {})]
+    look: list[tuple[str, dict[str, str]]] = [] if instance.names_module else [("list", {})]
     fix = {"path": bug.path, "old": bug.broken, "new": bug.fixed}
     return [*look, ("test", {}), ("read", {"path": bug.path}), ("replace", fix), ("test", {}), ("submit", {})]
 

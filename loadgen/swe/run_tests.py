@@ -17,7 +17,18 @@ CPU_S = 5
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 1 << 20
 MAX_MESSAGE = 2000
-FORBIDDEN = ("os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill", "subprocess.Popen", "socket.", "ctypes.")
+FORBIDDEN = (
+    "os.fork",
+    "os.forkpty",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "os.kill",
+    "subprocess.Popen",
+    "socket.",
+    "ctypes.",
+)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown", "shutil.")
 

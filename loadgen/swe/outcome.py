@@ -44,7 +44,7 @@ def from_exception(type_name: str, message: str) -> str:
         got, differ, expected = first.removeprefix("Lists differ: ").partition(" != ")
         if differ:
             return f"expected {expected}, got {got}"[:MAX_DETAIL]
-    return f"{type_name}: {first}"[:MAX_DETAIL]
+    return f"{type_name}: {first}"[:MAX_DETAIL] if first else type_name
 
 
 def _tests(number: int) -> str:

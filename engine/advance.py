@@ -35,7 +35,7 @@ def advance(active: ActiveRequest, row: Row, output: RowOutput, eos_token_ids: C
     """Called when the step has run. Raises LogitsError, or StateAuditError when the state isn't where it is claimed to be."""
     assert active.state is not None
     active.state.written()
-    if row.num_logits == 0:
+    if not row.logits_at:
         active.computed = active.state.commit(len(row.token_ids))
         return Advance(active=active, base=row.first, output=output)
     result = _choose(active, row, output)

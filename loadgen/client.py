@@ -13,7 +13,7 @@ import httpx
 from loadgen.answer import Answer
 from loadgen.sse import TIMEOUT, ServerError, error_text, stream_json
 
-KNOWS_TOKEN_IDS = ("baton", "vllm")
+KNOWN_OWNERS = ("baton", "vllm")
 """``owned_by`` of servers that tell token ids and can be asked to go on after an end token."""
 
 
@@ -36,10 +36,14 @@ class Server:
     """``owned_by`` of the model."""
 
     @property
+    def knows_extensions(self) -> bool:
+        return self.owner in KNOWN_OWNERS
+
+    @property
     def extensions(self) -> dict[str, Any]:
         """Fields of the request, for servers that are known to have them: others may refuse what they don't know."""
         known: dict[str, Any] = {"stream_options": {"include_usage": True}}
-        if self.owner in KNOWS_TOKEN_IDS:
+        if self.knows_extensions:
             known["return_token_ids"] = True
         if self.owner == "baton":
             known["return_timings"] = True

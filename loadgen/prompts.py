@@ -6,16 +6,24 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from random import Random
-from typing import Literal
 
 from loadgen.swe.words import WORDS
 
-Shape = Literal["uniform", "sharegpt"]
-SHAREGPT_MEANS = (161, 338)
-"""Prompt and answer, in tokens, of the ShareGPT conversations that serving papers use."""
-SHAREGPT_SIGMA = 1.0
+
+class Shape(StrEnum):
+    """Of lengths. ``uniform``: from half of the mean to one and a half. ``sharegpt``: lognormal with that mean and sigma 1, cut at
+    four times the mean: many short ones and a long tail, as in chats."""
+
+    UNIFORM = "uniform"
+    SHAREGPT = "sharegpt"
+
+
+MEANS = {Shape.UNIFORM: (128, 64), Shape.SHAREGPT: (161, 338)}
+"""Prompt and answer, when nothing is said; of sharegpt, in tokens, as serving papers tell them of those conversations."""
+SIGMA = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +34,6 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """``uniform``: from half of the mean to one and a half. ``sharegpt``: lognormal with that mean and sigma 1, cut at four times
-    the mean: many short ones and a long tail, as in chats."""
-
     shape: Shape
     prompt: int
     """Mean, in words of random prompts: a token or two each, the report has the server's count."""
@@ -77,7 +82,7 @@ def _text(path: Path, number: int, line: str) -> str:
 
 
 def _draw(random: Random, shape: Shape, mean: int) -> int:
-    if shape == "uniform":
+    if shape is Shape.UNIFORM:
         return max(1, random.randint(math.ceil(mean / 2), math.floor(mean * 1.5)))
-    mu = math.log(mean) - SHAREGPT_SIGMA**2 / 2
-    return min(4 * mean, max(1, round(random.lognormvariate(mu, SHAREGPT_SIGMA))))
+    mu = math.log(mean) - SIGMA**2 / 2
+    return min(4 * mean, max(1, round(random.lognormvariate(mu, SIGMA))))

@@ -28,11 +28,20 @@ async def stream_json(client: httpx.AsyncClient, url: str, body: dict[str, Any])
             data = line.removeprefix("data: ")
             if data == "[DONE]":
                 return
-            event = json.loads(data)
-            if "error" in event:
-                raise ServerError(event["error"]["message"])
-            yield event
+            yield _checked(data)
     raise ServerError("the stream ended without [DONE]")
+
+
+def _checked(data: str) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError:
+        raise ServerError(f"the stream has an event that isn't JSON: {data[:200]}") from None
+    if not isinstance(event, dict):
+        raise ServerError(f"the stream has an event that isn't an object: {data[:200]}")
+    if error := event.get("error"):
+        raise ServerError(str(error.get("message", error) if isinstance(error, dict) else error))
+    return event
 
 
 def error_text(body: bytes, status: int) -> str:

@@ -15,6 +15,8 @@ from baton.console import EXIT_FAILURE, err, errors_as_exit, out
 from baton.models import resolve_model
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from engine.probe import Lane, PartDifference
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
@@ -49,25 +51,26 @@ def tail(
         from engine.config import EngineConfig
         from engine.core import EngineCore
         from engine.probe import probe_tail
+        from engine.tokenizer import load_tokenizer
 
-        ids = _token_ids(path, prompt, tokens)
+        tokenizer = load_tokenizer(path)
+        ids = _token_ids(prompt, tokens, tokenizer)
         core = EngineCore(EngineConfig(model=path, kernels=kernels, max_running=1))  # type: ignore[arg-type]  # it checks the name
         lanes = probe_tail(core.loaded, ids, speculation=speculation, max_tokens=max_tokens)
     if as_json:
         print(json.dumps(_report(path, ids, speculation, lanes), indent=2))
     else:
-        _show(len(ids), speculation, lanes)
+        _show(len(ids), speculation, lanes, tokenizer)
     if not lanes[1].same:
         err.print("[bold red]the padded tail of ours differs from one-token decode[/bold red]")
         raise typer.Exit(EXIT_FAILURE)
 
 
-def _token_ids(model: Path, prompt: str | None, tokens: str | None) -> tuple[int, ...]:
+def _token_ids(prompt: str | None, tokens: str | None, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     from engine.prompts import as_token_ids
-    from engine.tokenizer import load_tokenizer
 
     if tokens is None:
-        return as_token_ids(PROMPT if prompt is None else prompt, load_tokenizer(model))[0]
+        return as_token_ids(PROMPT if prompt is None else prompt, tokenizer)[0]
     if prompt is not None:
         raise ValueError("--prompt and --tokens exclude each other")
     try:
@@ -81,13 +84,13 @@ def _report(model: Path, ids: Sequence[int], speculation: int, lanes: Sequence[L
     return {"model": str(model), "prompt_tokens": len(ids), "speculation": speculation, "lanes": told}
 
 
-def _show(num_tokens: int, speculation: int, lanes: Sequence[Lane]) -> None:
+def _show(num_tokens: int, speculation: int, lanes: Sequence[Lane], tokenizer: Tokenizer | None) -> None:
     truth, ours, fault = lanes
     out.print(f"A prompt of N = {num_tokens} tokens; its last one padded with K = {speculation} placeholders. Largest differences from")
     out.print(f"{truth.name}, after N tokens and after N+1:\n")
     table = Table(box=None, padding=(0, 2))
     table.add_column("part", no_wrap=True)
-    for column in ("largest value", "transactional, N", "N+1", "as prefill, N", "N+1"):
+    for column in ("largest value", "ours, N", "N+1", "as prefill, N", "N+1"):
         table.add_column(column, justify="right")
     for same, other in zip(ours.differences, fault.differences, strict=True):
         figures = (same.after_tail, same.after_next, other.after_tail, other.after_next)
@@ -97,7 +100,10 @@ def _show(num_tokens: int, speculation: int, lanes: Sequence[Lane]) -> None:
     for lane in lanes:
         first = _first_other(truth, lane)
         end = "the same" if first is None else f"token {first + 1} is the first that differs"
-        out.print(f"  {lane.name}: {' '.join(map(str, lane.token_ids))}  [dim]{'' if lane is truth else end}[/dim]")
+        out.print(f"  {lane.name}{'' if lane is truth else f' ({end})'}:")
+        out.print(
+            f"    {' '.join(map(str, lane.token_ids)) if tokenizer is None else repr(tokenizer.decode(lane.token_ids))}", markup=False
+        )
     verdict = "[bold green]bit for bit one-token decode[/bold green]" if ours.same else "[bold red]NOT one-token decode[/bold red]"
     out.print(f"\n{ours.name}: {verdict}; {fault.name}: {'the same' if fault.same else 'another state'}")
 

@@ -19,7 +19,7 @@ from baton.conversation import Conversation, read_tools
 from baton.line_input import LineInput, coloured, state_file
 from baton.own_cluster import cluster_in_background, plan_own_cluster
 from baton.reply import Figures, Reply
-from baton.sse import TIMEOUT, ServerError, error_text, stream_json
+from loadgen.sse import TIMEOUT, ServerError, error_text, stream_json
 
 EXIT_STOPPED = 130
 CYAN = 36

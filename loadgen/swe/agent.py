@@ -10,7 +10,8 @@ from loadgen.client import AskError, Client
 from loadgen.record import Session, turn_of
 from loadgen.swe.expert import opening
 from loadgen.swe.instance import Instance
-from loadgen.swe.tools import TOOLS, Workspace
+from loadgen.swe.sandbox import run_tests
+from loadgen.swe.tools import TOOLS, RunTests, Workspace
 from loadgen.symptoms import symptoms
 
 MAX_TURNS = 16
@@ -18,10 +19,17 @@ GO_ON = "Call a tool. When the bug is fixed, call submit."
 """For answers that call nothing before anything was submitted."""
 
 
-async def fix(instance: Instance, client: Client, session: Session, began_at: float, max_turns: int = MAX_TURNS) -> None:
+async def fix(
+    instance: Instance,
+    client: Client,
+    session: Session,
+    began_at: float,
+    max_turns: int = MAX_TURNS,
+    run_tests: RunTests = run_tests,
+) -> None:
     """Fill ``session`` turn by turn. A call that can't be carried out is answered with an error and the session goes on; an answer
     that doesn't come ends it. Resolved: the hidden test passes on what the session left behind."""
-    workspace = Workspace(instance.files)
+    workspace = Workspace(instance.files, run_tests)
     session.messages += opening(instance)
     for _ in range(max_turns):
         answer = await _ask(client, session, workspace, instance.seed, began_at)

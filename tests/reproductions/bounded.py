@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,39 +31,34 @@ STEADY_PIECES = 3
 """The others come when the steady request has been in this many windows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """What requests said that met a steady one, beside what they say alone."""
-
-    alone: list[tuple[int, ...]]
-    met: list[tuple[int, ...]]
-
-    @property
-    def first_other_token(self) -> list[int | None]:
-        """Per request: index of the first token that differs; None when the answer is the same."""
-        return [_first_other(alone, met) for alone, met in zip(self.alone, self.met, strict=True)]
-
-    @property
-    def corrupted(self) -> int:
-        return sum(alone != met for alone, met in zip(self.alone, self.met, strict=True))
-
-
-def meet(model: Path, steady: Tokens, prompts: Sequence[Tokens], policies: Policies, max_tokens: int, **settings: Any) -> Meeting:
-    """``settings`` are EngineConfig's. Raises AssertionError when the steady request ends before the others have."""
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+def answers_alone(model: Path, prompts: Sequence[Tokens], max_tokens: int, **settings: Any) -> Sequence[Tokens]:
+    """One after the other, without speculation. ``settings`` are EngineConfig's."""
     with Engine(model, speculation=0, **settings) as engine:
-        alone = [engine.generate([prompt], params)[0].token_ids for prompt in prompts]
+        return [engine.generate([prompt], _params(max_tokens))[0].token_ids for prompt in prompts]
+
+
+def answers_met(
+    model: Path, steady: Tokens, prompts: Sequence[Tokens], policies: Policies, max_tokens: int, **settings: Any
+) -> Sequence[Tokens]:
+    """All at once beside one that speculates all the time. Raises AssertionError when that one ends before the others have."""
     with Engine(model, speculation=SPECULATION, policies=policies, **settings) as engine:
-        longest = engine.core.capacity.max_model_len - len(steady)
-        stream = engine.stream([steady], SamplingParams(max_tokens=longest, ignore_eos=True))
+        stream = engine.stream([steady], _params(engine.core.capacity.max_model_len - len(steady)))
         assert len(list(islice(stream, STEADY_PIECES))) == STEADY_PIECES, "the steady request has ended"
-        met = [done.token_ids for done in engine.generate(prompts, params)]
+        met = [done.token_ids for done in engine.generate(prompts, _params(max_tokens))]
         assert next(stream).completion is None, "the steady request has ended"
-    return Meeting(alone, met)
+        return met
 
 
-def _first_other(alone: Tokens, met: Tokens) -> int | None:
-    return next((index for index, (ours, theirs) in enumerate(zip(alone, met, strict=True)) if ours != theirs), None)
+def first_others(alone: Sequence[Tokens], met: Sequence[Tokens]) -> list[int | None]:
+    """Per request the index of its first token that differs; None when the answer is the same."""
+    return [
+        next((index for index, (ours, theirs) in enumerate(zip(*answers, strict=True)) if ours != theirs), None)
+        for answers in zip(alone, met, strict=True)
+    ]
+
+
+def _params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 def main() -> None:
@@ -74,9 +68,11 @@ def main() -> None:
     arguments = parser.parse_args()
     model = resolve_model(arguments.model)
     steady, *prompts = (_agent_prompt(model, seed) for seed in range(NUM_REQUESTS + 1))
+    alone = answers_alone(model, prompts, arguments.max_tokens)
     for name, policies in (("ours", OURS), ("padded tail as prefill", POLICIES)):
-        meeting = meet(model, steady, prompts, policies, arguments.max_tokens)
-        print(f"{name}: {meeting.corrupted} of {NUM_REQUESTS} differ from alone; first other token: {meeting.first_other_token}")
+        others = first_others(alone, answers_met(model, steady, prompts, policies, arguments.max_tokens))
+        corrupted = sum(index is not None for index in others)
+        print(f"{name}: {corrupted} of {NUM_REQUESTS} differ from alone; index of the first other token: {others}")
 
 
 def _agent_prompt(model: Path, seed: int) -> list[int]:

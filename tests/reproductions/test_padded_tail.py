@@ -20,7 +20,7 @@ from engine.policies import OURS, Policies
 from engine.runner import Model
 from kernels.contract import AttentionRows
 from tests.engine.engine_kit import Drive, prompt, request, write_checkpoint
-from tests.reproductions.bounded import NUM_REQUESTS, meet
+from tests.reproductions.bounded import NUM_REQUESTS, answers_alone, answers_met, first_others
 from tests.reproductions.padded_tail import POLICIES
 
 K = 5
@@ -126,10 +126,9 @@ def test_eight_requests_that_meet_steady_speculation(checkpoint: Path) -> None:
         return plan_tail(active, padded=padded)
 
     prompts = [prompt(7 + 3 * i, seed=i) for i in range(NUM_REQUESTS)]
-    ours = meet(checkpoint, prompt(9), prompts, Policies(plan_tail=watched), 12, kernels="torch", block_tokens=4)
-    assert ours.corrupted == 0
+    alone = answers_alone(checkpoint, prompts, 8, kernels="torch")
+    assert answers_met(checkpoint, prompt(9), prompts, Policies(plan_tail=watched), 8, kernels="torch") == alone
     assert tails.count(True) >= NUM_REQUESTS, "every tail met the steady one"
-    fault = meet(checkpoint, prompt(9), prompts, POLICIES, 12, kernels="torch", block_tokens=4)
-    assert fault.alone == ours.alone
-    assert fault.corrupted >= NUM_REQUESTS // 2
-    assert all(index != 0 for index in fault.first_other_token), "the first token comes from token N itself, and is right"
+    others = first_others(alone, answers_met(checkpoint, prompt(9), prompts, POLICIES, 8, kernels="torch"))
+    assert sum(index is not None for index in others) >= NUM_REQUESTS // 2
+    assert 0 not in others, "the first token comes from token N itself, and is right"

@@ -8,16 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.main import app
-from demo import CHECKPOINT
 from engine.policies import OURS, load_policies
 from engine.serving import load_core
 from protocol.config import DecodeSettings, PrefillSettings, load_settings
 from protocol.errors import ConfigError
 from tests.engine.engine_kit import write_checkpoint
 from tests.reproductions.padded_tail import POLICIES
-from tests.system.cluster_kit import Cluster
 
-ROOT = Path(__file__).parents[2]
 PADDED_TAIL = "tests.reproductions.padded_tail:POLICIES"
 
 
@@ -57,16 +54,3 @@ def test_they_are_a_setting_that_help_does_not_show(cls: type[DecodeSettings]) -
     settings = load_settings(cls, "decode", {"model": "/m"}, None, {"BATON_POLICIES": PADDED_TAIL})
     assert settings.policies == PADDED_TAIL
     assert "policies" not in CliRunner().invoke(app, ["generate", "--help"]).output
-
-
-def test_a_worker_with_foreign_policies_serves_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    cluster = Cluster(CHECKPOINT, tmp_path)
-    cluster.start_router()
-    process = cluster.start_worker("decode", "d", "--policies", PADDED_TAIL)
-    cluster.until_ready(0, 1)
-    (worker,) = cluster.workers()
-    assert worker["degraded"]
-    assert worker["info"]["policies"] == PADDED_TAIL
-    assert f"POLICIES FROM {PADDED_TAIL}" in process.text()
-    cluster.stop_all()

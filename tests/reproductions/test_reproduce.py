@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
+from typer.testing import CliRunner
 
+from baton.cluster import LocalCluster
+from baton.main import app
+from baton.own_cluster import plan_own_cluster
 from baton.reproduce import ABOUT, POLICIES, Fault, with_fault
 from baton.up import plan_cluster
 from engine.policies import OURS, load_policies
@@ -33,3 +38,21 @@ def test_without_a_checkout_it_is_refused(tmp_path: Path) -> None:
     plan = plan_cluster(UpSettings(port=0), None, {})
     with pytest.raises(ValueError, match="isn't there; faults are in a checkout"):
         with_fault(plan, Fault.PADDED_TAIL_AS_PREFILL, root=tmp_path)
+
+
+async def test_a_cluster_with_the_fault_serves_and_says_so() -> None:
+    plan = with_fault(plan_own_cluster(None, 3, prefill=0, decode=1, threads=1), Fault.PADDED_TAIL_AS_PREFILL)
+    log: list[str] = []
+    async with LocalCluster(plan.specs, plan.url, lambda _, line: log.append(line)) as cluster, httpx.AsyncClient() as client:
+        await cluster.ready(timeout_s=90.0)
+        (worker,) = (await client.get(f"{plan.url}/health")).json()["workers"]
+    assert worker["degraded"]
+    assert worker["info"]["policies"] == POLICIES[Fault.PADDED_TAIL_AS_PREFILL]
+    assert any(f"POLICIES FROM {POLICIES[Fault.PADDED_TAIL_AS_PREFILL]}" in line for line in log)
+
+
+@pytest.mark.parametrize("args", [("--url", "http://somewhere", "--reproduce", Fault.PADDED_TAIL_AS_PREFILL), ("--reproduce", "no-such")])
+def test_the_option_is_for_a_cluster_of_its_own_and_for_faults_that_are_known(args: tuple[str, ...]) -> None:
+    told = CliRunner().invoke(app, ["bench", "swe", *args])
+    assert told.exit_code == 2
+    assert "--reproduce" in told.stderr

@@ -168,8 +168,8 @@ class _Run:
     def _follow(self, base: int, tokens: Sequence[int], output: RowOutput) -> None:
         """MTP's entries of the computed tokens. The entry of a row's first token needs the hidden tail that came with its slot."""
         known = tokens[self._mtp_known - base :]
-        hidden = torch.cat([output.tail[None], output.hidden])[self._mtp_known - base : len(tokens)]
-        index = kv_index(self._blocks, self._mtp_known, len(known), BLOCK_TOKENS)
         if known:
+            hidden = torch.cat([output.tail[None], output.hidden])[self._mtp_known - base : len(tokens)]
+            index = kv_index(self._blocks, self._mtp_known, len(known), BLOCK_TOKENS)
             self._model.mtp_write_kv(torch.tensor(known), hidden, torch.from_numpy(index), self._pools)
         self._mtp_known = max(1, base + len(tokens))

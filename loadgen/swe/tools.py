@@ -91,11 +91,13 @@ def _parse(name: str, arguments: str) -> dict[str, str]:
         raise ToolError(f"there is no tool {name!r}")
     try:
         given = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ToolError("the arguments are not JSON") from None
     if not isinstance(given, dict):
         raise ToolError("the arguments are not an object")
     for argument in _ARGUMENTS[name]:
         if not isinstance(given.get(argument), str):
             raise ToolError(f"{name} needs {argument}, a string")
+        if any("\ud800" <= character <= "\udfff" for character in given[argument]):
+            raise ToolError(f"{argument} is not Unicode")
     return given

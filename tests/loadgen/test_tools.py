@@ -68,6 +68,7 @@ def test_changing_the_visible_test_resolves_nothing() -> None:
         ("replace", '{"path": "shop.py", "old": "n", "new": "m"}', "error: old occurs 2 times in shop.py, not once"),
         ("replace", '{"path": "shop.py", "old": "", "new": "m"}', "error: old occurs 0 times in shop.py, not once"),
         ("replace", '{"path": "shop.py", "old": "one"}', "error: replace needs new, a string"),
+        ("replace", '{"path": "shop.py", "old": "1", "new": "\\ud800"}', "error: new is not Unicode"),
         ("bash", "{}", "error: there is no tool 'bash'"),
         ("test", "{}", "OK: 1 test passed"),
         ("submit", "{}", "submitted"),

@@ -1,0 +1,158 @@
+"""What the shipped model is trained on: copying, episodes of the scripted agent, and the standard library as text."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from tokenizers import Tokenizer
+
+from demo.tokenizer import SPECIAL_TOKENS, TURN_END, TURN_START
+from loadgen.swe.bugs import BugKind, break_formula
+from loadgen.swe.expert import Message, expert_messages
+from loadgen.swe.formula import Function
+from loadgen.swe.functions import draw_function, draw_helper
+from loadgen.swe.instance import ALL_SHAPES, FIRST_TRAINING_SEED, WITH_MODULE, WITHOUT_MODULE, Instance, make_instance
+from loadgen.swe.tools import SYSTEM_PROMPT, TOOLS
+from loadgen.swe.words import WORDS
+from router.chat_template import ChatTemplate
+
+TEXT_BYTES = 6_000_000
+NUM_TRAINING_SEEDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row of a batch."""
+
+    token_ids: list[int]
+    wanted: list[bool]
+    """Which of them the model shall predict."""
+
+
+class Recipe:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer, self._template = tokenizer, template
+        self._starts = tokenizer.token_to_id(TURN_START), tokenizer.encode("assistant\n").ids
+        self._end = tokenizer.token_to_id(TURN_END)
+        self.symbols = [token for word in (*WORDS, *map(str, range(100))) for token in tokenizer.encode(word).ids]
+        """Tokens that episodes copy."""
+        self._system: Message = {"role": "system", "content": SYSTEM_PROMPT}
+        self.beginning = self._tokens_of([self._system])
+        """Tokens that all episodes begin with: system prompt and tools."""
+        self._text: list[int] | None = None
+
+    def episode(self, instance: Instance) -> Example:
+        """Without the common beginning. The assistant's tokens are wanted, the ends of its turns among them."""
+        return self._after_beginning(expert_messages(instance))
+
+    def random_episode(self, random: Random) -> Example:
+        return self.episode(make_instance(FIRST_TRAINING_SEED + random.randrange(NUM_TRAINING_SEEDS)))
+
+    def drill(self, random: Random) -> Example:
+        """One file in which each function has a bug, and the fix of each: the hardest call of an episode, several times over."""
+        path, functions = f"{random.choice(WORDS)}.py", _draw_functions(random)
+        lines = [_broken_line(random, function) for function in functions]
+        fixes = list(zip(functions, lines, strict=True))
+        text = "\n\n".join(function.text(line) for function, line in fixes)
+        issues = random.sample(fixes, len(fixes))
+        messages = [
+            self._system,
+            _asked(random, WITH_MODULE, issues[0][0].name, path),
+            _call("read", {"path": path}),
+            {"role": "tool", "content": text},
+        ]
+        for number, (function, line) in enumerate(issues):
+            if number > 0:
+                messages.append(_asked(random, (*WITH_MODULE, *WITHOUT_MODULE), function.name, path))
+            messages.append(_call("replace", {"path": path, "old": line, "new": function.line()}))
+            messages.append({"role": "tool", "content": "replaced"})
+        return self._after_beginning(messages)
+
+    def copying(self, random: Random, num_symbols: int) -> Example:
+        """A few random sequences; then each again after its first token, in another order. The repetitions are wanted."""
+        lists = [[random.choice(self.symbols[:num_symbols]) for _ in range(random.randint(3, 9))] for _ in range(random.randint(3, 5))]
+        mark = SPECIAL_TOKENS.index("<s>")
+        tokens: list[int] = []
+        wanted: list[bool] = []
+        for again, order in ((False, lists), (True, random.sample(lists, len(lists)))):
+            for symbols in order:
+                tokens += [mark, *symbols]
+                wanted += [False, False, *[again] * (len(symbols) - 1)]
+        return Example(tokens, wanted)
+
+    def text(self, random: Random, length: int) -> Example:
+        if self._text is None:
+            self._text = self._tokenizer.encode("".join(library_texts(TEXT_BYTES))).ids
+        start = random.randrange(len(self._text) - length)
+        return Example(self._text[start : start + length], [False] + [True] * (length - 1))
+
+    def _after_beginning(self, messages: Sequence[Message]) -> Example:
+        tokens = self._tokens_of(messages)
+        assert tokens[: len(self.beginning)] == self.beginning
+        tokens = tokens[len(self.beginning) :]
+        return Example(tokens, self._of_assistant(tokens))
+
+    def _tokens_of(self, messages: Sequence[Message]) -> list[int]:
+        text = self._template.render(messages, tools=TOOLS, extra={"add_generation_prompt": False})
+        tokens: list[int] = self._tokenizer.encode(text).ids
+        return tokens
+
+    def _of_assistant(self, tokens: Sequence[int]) -> list[bool]:
+        start, role = self._starts
+        wanted = [False] * len(tokens)
+        place = 0
+        while place < len(tokens):
+            if tokens[place] == start and tokens[place + 1 : place + 1 + len(role)] == role:
+                place += 1 + len(role)
+                end = tokens.index(self._end, place)
+                wanted[place : end + 1] = [True] * (end + 1 - place)
+                place = end
+            place += 1
+        return wanted
+
+
+def _draw_functions(random: Random) -> list[Function]:
+    functions: list[Function] = []
+    for _ in range(random.randint(2, 4)):
+        function = draw_function(random, random.choice(ALL_SHAPES), functions)
+        functions.append(draw_helper(random) if function is None else function)
+    return random.sample(functions, len(functions))
+
+
+def _broken_line(random: Random, function: Function) -> str:
+    """By a kind of bug that this function can have."""
+    for kind in random.sample(tuple(BugKind), len(BugKind)):
+        formula = break_formula(random, kind, function)
+        if formula is not None:
+            return formula.code() if kind is BugKind.MISSING_RETURN else f"return {formula.code()}"
+    raise AssertionError("a return can always be missing")
+
+
+def _asked(random: Random, wordings: Sequence[str], function: str, path: str) -> Message:
+    return {"role": "user", "content": random.choice(wordings).format(function=function, module=path)}
+
+
+def _call(name: str, arguments: dict[str, str]) -> Message:
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}],
+    }
+
+
+def library_texts(limit: int) -> list[str]:
+    """Modules at the top of the standard library in the order of their names, up to ``limit`` bytes."""
+    texts: list[str] = []
+    size = 0
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        size += len(text)
+        if size > limit:
+            break
+        texts.append(text)
+    return texts

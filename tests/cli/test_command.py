@@ -49,6 +49,9 @@ def test_help_tells_every_subcommand() -> None:
         (("generate",), {}, "no prompt"),
         (("generate", "--prompts-file", "/nowhere"), {}, "prompts_file=/nowhere"),
         (("bench", "decode", "--model", "/nowhere"), {}, "model=/nowhere"),
+        (("bench", "decode", "--batch", "10000000"), {}, "batch=10000000 is not possible: at most "),
+        (("bench", "prefill", "--batch", "10000000"), {}, "batch=10000000 is not possible: at most "),
+        (("up", "--log-level", "loud"), {}, "log_level='loud'"),
     ],
 )
 def test_a_users_mistake_is_one_line_that_names_it_and_exit_code_2(args: tuple[str, ...], variables: dict[str, str], named: str) -> None:
@@ -96,6 +99,13 @@ def test_a_table_of_the_config_file_holds_for_its_processes_and_flags_win(tmp_pa
     assert "--threads" not in decode, "the file's value would lose against a flag"
     (prefill,) = (spec.args for spec in plan.specs if spec.module == "prefill_worker")
     assert "--threads" in prefill
+
+
+def test_one_log_level_goes_to_all_processes() -> None:
+    plan = plan_cluster(UpSettings(port=free_port(), log_level="warning"), None, {})
+    assert [spec.args[spec.args.index("--log-level") + 1] for spec in plan.specs] == ["warning"] * 3
+    told_nothing = plan_cluster(UpSettings(port=free_port()), None, {})
+    assert not [spec for spec in told_nothing.specs if "--log-level" in spec.args], "a process's own file entry would lose against a flag"
 
 
 def test_up_speculates_where_the_checkpoint_can() -> None:

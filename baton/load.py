@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from baton.console import EXIT_FAILURE, err, errors_as_exit, out
+from baton.console import EXIT_FAILURE, EXIT_STOPPED, err, errors_as_exit, out
 from baton.load_table import load_table
 from baton.local_server import Target
 from baton.reproduce import ABOUT
@@ -24,7 +24,6 @@ from loadgen.record import Session
 from loadgen.report import Slo, report
 from loadgen.run import Arrival, Run, Work
 
-EXIT_STOPPED = 130
 MakeWork = Callable[[Client], Sequence[tuple[Session, Work]]]
 
 

@@ -211,7 +211,7 @@ def test_a_pipe_gets_the_answers_alone_and_nothing_can_steer_a_terminal(state: s
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (("--url", "http://127.0.0.1:9", "--model", "/tmp"), "--model-name"),
+        (("--url", "http://127.0.0.1:9", "--model", "/tmp"), "--model: "),
         (("--tools", "/nowhere"), "tools=/nowhere"),
         (("--speculation", "9"), "speculation=9"),
     ],

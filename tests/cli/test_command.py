@@ -139,7 +139,8 @@ def test_bench_decode_gives_json_with_the_spread() -> None:
     assert report["ratio"] > 0
 
 
-def test_chat_without_a_server_says_how_to_start_one() -> None:
+def test_chat_without_a_server_says_how_to_have_one() -> None:
     told = baton("chat", "--url", "http://127.0.0.1:9")
     assert told.returncode == 1
-    assert "baton up" in told.stderr
+    assert "no server at http://127.0.0.1:9" in told.stderr
+    assert "without --url" in told.stderr

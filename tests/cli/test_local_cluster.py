@@ -31,7 +31,12 @@ class Up:
         environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "baton", "up", "--port", str(self.port), "--threads", "1", *args]
         self.process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
-        until(self.is_ready)
+        try:
+            until(self.is_ready)
+        except BaseException:
+            self.process.kill()  # its children go with it
+            self.process.communicate()
+            raise
         self.first_children = self.children()
 
     def is_ready(self) -> bool:

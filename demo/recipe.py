@@ -16,7 +16,8 @@ from loadgen.swe.bugs import BugKind, break_formula
 from loadgen.swe.expert import Message, expert_messages
 from loadgen.swe.formula import Function
 from loadgen.swe.functions import draw_function, draw_helper
-from loadgen.swe.instance import ALL_SHAPES, FIRST_TRAINING_SEED, WITH_MODULE, WITHOUT_MODULE, Instance, make_instance
+from loadgen.swe.instance import ALL_SHAPES, FIRST_TRAINING_SEED, WITH_MODULE, Instance, make_instance
+from loadgen.swe.outcome import Failure, Outcome, unequal
 from loadgen.swe.tools import SYSTEM_PROMPT, TOOLS
 from loadgen.swe.words import WORDS
 from router.chat_template import ChatTemplate
@@ -54,23 +55,21 @@ class Recipe:
         return self.episode(make_instance(FIRST_TRAINING_SEED + random.randrange(NUM_TRAINING_SEEDS)))
 
     def drill(self, random: Random) -> Example:
-        """One file in which each function has a bug, and the fix of each: the hardest call of an episode, several times over."""
+        """One file in which each function has a bug, and the fix of each: the hardest call of an episode, several times over.
+
+        An episode's policy, for more than one bug: after each fix test again, and fix what the test names next.
+        """
         path, functions = f"{random.choice(WORDS)}.py", _draw_functions(random)
-        lines = [_broken_line(random, function) for function in functions]
-        fixes = list(zip(functions, lines, strict=True))
+        fixes = [(function, _broken_line(random, function)) for function in functions]
         text = "\n\n".join(function.text(line) for function, line in fixes)
-        issues = random.sample(fixes, len(fixes))
-        messages = [
-            self._system,
-            _asked(random, WITH_MODULE, issues[0][0].name, path),
-            _call("read", {"path": path}),
-            {"role": "tool", "content": text},
-        ]
-        for number, (function, line) in enumerate(issues):
-            if number > 0:
-                messages.append(_asked(random, (*WITH_MODULE, *WITHOUT_MODULE), function.name, path))
-            messages.append(_call("replace", {"path": path, "old": line, "new": function.line()}))
-            messages.append({"role": "tool", "content": "replaced"})
+        random.shuffle(fixes)
+        messages = [self._system, _asked(random, fixes[0][0].name, path)]
+        for number, (function, line) in enumerate(fixes):
+            messages += [_call("test", {}), _failed(random, function.name, path, len(fixes) - number)]
+            if number == 0:
+                messages += [_call("read", {"path": path}), {"role": "tool", "content": text}]
+            fix = {"path": path, "old": line, "new": function.line()}
+            messages += [_call("replace", fix), {"role": "tool", "content": "replaced"}]
         return self._after_beginning(messages)
 
     def copying(self, random: Random, num_symbols: int) -> Example:
@@ -133,8 +132,14 @@ def _broken_line(random: Random, function: Function) -> str:
     raise AssertionError("a return can always be missing")
 
 
-def _asked(random: Random, wordings: Sequence[str], function: str, path: str) -> Message:
-    return {"role": "user", "content": random.choice(wordings).format(function=function, module=path)}
+def _asked(random: Random, function: str, path: str) -> Message:
+    return {"role": "user", "content": random.choice(WITH_MODULE).format(function=function, module=path)}
+
+
+def _failed(random: Random, function: str, path: str, num_failed: int) -> Message:
+    """The numbers are any: nothing depends on them."""
+    failure = Failure(f"{function} in {path}", unequal(random.randint(0, 40), random.randint(0, 40)))
+    return {"role": "tool", "content": Outcome(num_failed + random.randint(0, 4), (failure,)).text()}
 
 
 def _call(name: str, arguments: dict[str, str]) -> Message:

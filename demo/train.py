@@ -75,8 +75,8 @@ STAGES = (
     Stage(name="copy 32 symbols", steps=3000, turns=(_COPIES,), rows=16, symbols=32, goal=0.8),
     Stage(name="copy 128 symbols", steps=1000, turns=(_COPIES,), rows=16, symbols=128, goal=0.9),
     Stage(name="copy all symbols", steps=1000, turns=(_COPIES,), rows=16, goal=0.95),
-    Stage(name="learn", steps=2000, turns=(_DRILLS, _EPISODES, _DRILLS, _DRILLS, _TEXTS), rows=12, draft_weight=0.3),
-    Stage(name="settle", steps=1000, turns=(_EPISODES, _DRILLS, _EPISODES, _TEXTS), rows=12, draft_weight=1.0, rates=(1.0, 0.02)),
+    Stage(name="learn", steps=2000, turns=(_DRILLS, _EPISODES, _DRILLS, _DRILLS, _TEXTS), rows=10, draft_weight=0.3),
+    Stage(name="settle", steps=800, turns=(_EPISODES, _DRILLS, _EPISODES, _DRILLS, _TEXTS), rows=10, draft_weight=1.0, rates=(1.0, 0.02)),
 )
 
 

@@ -55,19 +55,17 @@ class Recipe:
         return self.episode(make_instance(FIRST_TRAINING_SEED + random.randrange(NUM_TRAINING_SEEDS)))
 
     def drill(self, random: Random) -> Example:
-        """One file in which each function has a bug, and the fix of each: the hardest call of an episode, several times over.
+        """A module in which each function has a bug, and the fix of each: the hardest calls of an episode, several times over.
 
         An episode's policy, for more than one bug: after each fix test again, and fix what the test names next.
         """
         path, functions = f"{random.choice(WORDS)}.py", _draw_functions(random)
-        fixes = [(function, _broken_line(random, function)) for function in functions]
-        text = "\n\n".join(function.text(line) for function, line in fixes)
-        random.shuffle(fixes)
-        messages = [self._system, _asked(random, fixes[0][0].name, path)]
-        for number, (function, line) in enumerate(fixes):
-            messages += [_call("test", {}), _failed(random, function.name, path, len(fixes) - number)]
-            if number == 0:
-                messages += [_call("read", {"path": path}), {"role": "tool", "content": text}]
+        messages = [self._system, _asked(random, functions[0].name, path)]
+        for number, function in enumerate(functions):
+            line = _broken_line(random, function)
+            messages += [_call("test", {}), _failed(random, function.name, path, len(functions) - number)]
+            shown = {"role": "tool", "content": function.text(line).rstrip("\n")}
+            messages += [_call("read", {"path": path, "function": function.name}), shown]
             fix = {"path": path, "old": line, "new": function.line()}
             messages += [_call("replace", fix), {"role": "tool", "content": "replaced"}]
         return self._after_beginning(messages)

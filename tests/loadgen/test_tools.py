@@ -61,6 +61,9 @@ def test_changing_the_visible_test_resolves_nothing() -> None:
     [
         ("list", "", "shop.py\ntest_visible.py"),
         ("read", '{"path": "shop.py"}', function("return 1")),
+        ("read", '{"path": "shop.py", "function": "one"}', function("return 1").rstrip()),
+        ("read", '{"path": "shop.py", "function": "two"}', "error: there is no function 'two' in shop.py"),
+        ("read", '{"path": "shop.py", "function": 1}', "error: read needs function, a string"),
         ("read", '{"path": "../../etc/passwd"}', "error: there is no file '../../etc/passwd'"),
         ("read", '{"path": 5}', "error: read needs path, a string"),
         ("read", '{"path": "sh', "error: the arguments are not JSON"),

@@ -6,7 +6,9 @@ import json
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from pydoc_data.topics import topics
 from random import Random
 
 from tokenizers import Tokenizer
@@ -23,6 +25,7 @@ from loadgen.swe.words import WORDS
 from router.chat_template import ChatTemplate
 
 TEXT_BYTES = 6_000_000
+PROSE_SHARE = 0.3
 NUM_TRAINING_SEEDS = 1_000_000_000
 
 
@@ -45,7 +48,6 @@ class Recipe:
         self._system: Message = {"role": "system", "content": SYSTEM_PROMPT}
         self.beginning = self._tokens_of([self._system])
         """Tokens that all episodes begin with: system prompt and tools."""
-        self._text: list[int] | None = None
 
     def episode(self, instance: Instance) -> Example:
         """Without the common beginning. The assistant's tokens are wanted, the ends of its turns among them."""
@@ -83,10 +85,21 @@ class Recipe:
         return Example(tokens, wanted)
 
     def text(self, random: Random, length: int) -> Example:
-        if self._text is None:
-            self._text = self._tokenizer.encode("".join(library_texts(TEXT_BYTES))).ids
-        start = random.randrange(len(self._text) - length)
-        return Example(self._text[start : start + length], [False] + [True] * (length - 1))
+        """Some of the standard library's source, or of its prose. All of it is wanted but the first token."""
+        text = self._prose if random.random() < PROSE_SHARE else self._source
+        start = random.randrange(len(text) - length)
+        return Example(text[start : start + length], [False] + [True] * (length - 1))
+
+    @cached_property
+    def _source(self) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode("".join(library_texts(TEXT_BYTES))).ids
+        return tokens
+
+    @cached_property
+    def _prose(self) -> list[int]:
+        """What ``help()`` knows of the language."""
+        tokens: list[int] = self._tokenizer.encode("".join(text for _, text in sorted(topics.items()))).ids
+        return tokens
 
     def _after_beginning(self, messages: Sequence[Message]) -> Example:
         tokens = self._tokens_of(messages)

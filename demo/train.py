@@ -1,7 +1,7 @@
 """Train the shipped checkpoint: ``python -m demo.train``. About an hour on two cores; stop it at any time, it goes on from there.
 
-First copying, from few symbols to all, because nothing else is learned before it; then episodes, with text among them;
-at last the same with a falling learning rate and more weight on the MTP module's drafts.
+First copying, from few symbols to all, because nothing else is learned before it; then drills and episodes; then text;
+at last a falling learning rate and more weight on the MTP module's drafts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from router.chat_template import load_chat_template
 
 NUM_WORKERS = 2
 WARM_UP_STEPS = 50
-TEXT_TOKENS = 160
+TEXT_TOKENS = 192
 """Per row of text."""
 SAVE_EVERY_S = 60
 EVALUATE_EVERY_STEPS = 200
@@ -75,8 +75,9 @@ STAGES = (
     Stage(name="copy 32 symbols", steps=3000, turns=(_COPIES,), rows=16, symbols=32, goal=0.8),
     Stage(name="copy 128 symbols", steps=1000, turns=(_COPIES,), rows=16, symbols=128, goal=0.9),
     Stage(name="copy all symbols", steps=1000, turns=(_COPIES,), rows=16, goal=0.95),
-    Stage(name="learn", steps=2000, turns=(_DRILLS, _EPISODES, _DRILLS, _DRILLS, _TEXTS), rows=10, draft_weight=0.3),
-    Stage(name="settle", steps=800, turns=(_EPISODES, _DRILLS, _EPISODES, _DRILLS, _TEXTS), rows=10, draft_weight=1.0, rates=(1.0, 0.02)),
+    Stage(name="learn", steps=1150, turns=(_DRILLS, _EPISODES, _DRILLS, _DRILLS, _TEXTS), rows=12, draft_weight=0.3),
+    Stage(name="read", steps=900, turns=(_TEXTS, _TEXTS, _EPISODES, _TEXTS, _TEXTS, _DRILLS), rows=12, draft_weight=0.3),
+    Stage(name="settle", steps=600, turns=(_EPISODES, _TEXTS, _DRILLS, _TEXTS), rows=12, draft_weight=1.0, rates=(1.0, 0.02)),
 )
 
 
@@ -156,7 +157,8 @@ class Training:
         return evaluate(self.model, self.recipe, num_instances, self.pool)
 
     def save(self) -> None:
-        state = {"parameters": self.parameters, "optimizer": self.optimizer.state(), "position": self.position}
+        parameters = {name: value.detach() for name, value in self.parameters.items()}
+        state = {"parameters": parameters, "optimizer": self.optimizer.state(), "position": asdict(self.position)}
         torch.save(state, self.work / "state.new")
         os.replace(self.work / "state.new", self.work / "state.pt")
 
@@ -170,12 +172,12 @@ class Training:
         file = self.work / "state.pt"
         if not file.is_file():
             return
-        state: dict[str, Any] = torch.load(file, weights_only=False)
+        state: dict[str, Any] = torch.load(file, weights_only=True)
         with torch.no_grad():
             for name, value in self.parameters.items():
                 value.copy_(state["parameters"][name])
         self.optimizer.load_state(state["optimizer"])
-        self.position = state["position"]
+        self.position = Position(**state["position"])
 
 
 def _make_recipe(work: Path) -> Recipe:

@@ -89,5 +89,5 @@ def test_a_second_signal_leaves_at_once() -> None:
 
 def test_the_address_towards_the_router() -> None:
     assert local_address_towards("tcp://127.0.0.1:5550") == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"no\.such\.host"):
-        local_address_towards("tcp://no.such.host.invalid:5550")
+    with pytest.raises(ConfigError, match=r"256\.256\.256\.256"):  # no name server is asked
+        local_address_towards("tcp://256.256.256.256:5550")

@@ -1,9 +1,8 @@
-"""``baton up`` and ``baton demo``: real processes, real signals, nothing left behind."""
+"""``baton up``: real processes, real signals, nothing left behind."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -128,12 +127,3 @@ def test_a_killed_worker_is_started_again_and_ctrl_c_ends_every_process(up: Up) 
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(PATIENCE_S) == 0
     assert all(is_over(child) for child in children.values())
-
-
-def test_demo_shows_a_hand_off_and_the_same_tokens_from_one_process() -> None:
-    told = subprocess.run([sys.executable, "-m", "baton", "demo"], capture_output=True, text=True, timeout=250, cwd=ROOT)
-    assert told.returncode == 0, told.stderr
-    assert "the same 48 tokens" in told.stdout
-    moved = re.search(r"(\d+) KiB over UCX", told.stdout)
-    assert moved is not None
-    assert int(moved.group(1)) > 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from loadgen.swe import run_tests as child
 from loadgen.swe.outcome import Failure, Outcome, from_exception
 
-WALL_S = 20.0
+WALL_S = 60.0
 MAX_RESULT_BYTES = 1 << 20
 
 

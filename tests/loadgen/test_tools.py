@@ -20,7 +20,7 @@ TEST = (
 )
 
 
-def outcome_of(module: str, wall_s: float = 20.0) -> str:
+def outcome_of(module: str, wall_s: float = 60.0) -> str:
     return run_tests({"shop.py": module, "test_visible.py": TEST}, "test_visible.py", wall_s).text()
 
 

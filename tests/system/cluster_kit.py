@@ -149,12 +149,17 @@ class Cluster:
     def stop_all(self) -> None:
         """Workers first, then the router. Raises AssertionError when somebody doesn't leave in good order."""
         names = [name for name in self.processes if name != "router"]
-        for name in names:
-            self.processes[name].send(signal.SIGTERM)
-        codes = {name: self.processes.pop(name).wait() for name in names}
-        if "router" in self.processes:
-            codes["router"] = self.stop("router")
-        assert set(codes.values()) <= {0}, codes
+        try:
+            for name in names:
+                self.processes[name].send(signal.SIGTERM)
+            codes = {name: self.processes.pop(name).wait() for name in names}
+            if "router" in self.processes:
+                codes["router"] = self.stop("router")
+            assert set(codes.values()) <= {0}, codes
+        finally:
+            for process in self.processes.values():  # none, if all went well
+                process.send(signal.SIGKILL)
+                process.wait()
 
     def use_speculation(self, speculation: int | None = None) -> None:
         """Decode worker "d" with this K; the one with another is drained away. None: whatever it has."""

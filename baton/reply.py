@@ -11,7 +11,6 @@ from loadgen.answer import Answer, Call
 from loadgen.record import Turn
 from router.tool_calls import ToolCallParser
 
-
 SHORTEST_S = 0.1
 """After the first token: a few tokens that arrive together are no rate."""
 

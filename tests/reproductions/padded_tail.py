@@ -9,7 +9,9 @@ The engine has no such path: it knows only real tokens, and a slot's tag is writ
 once: it opens a transaction over one token and runs K+1, its placeholders given out as real. Everything else is right: the logits
 at token N, its KV, the drafter's input, the batch's shape.
 
-    --policies tests.reproductions.padded_tail:POLICIES
+How much of it shows depends on what the placeholders read, which the report doesn't tell: ``STALE`` or ``ZEROS``.
+
+    --policies tests.reproductions.padded_tail:STALE
 """
 
 from __future__ import annotations
@@ -33,14 +35,36 @@ class PaddedRow(Row):
         return range(1)
 
 
+class ZeroDrafts:
+    """Placeholders read the token that those of our own windows read."""
+
+    def placeholders(self, active: ActiveRequest, count: int) -> list[int]:
+        return [PLACEHOLDER] * count
+
+
+class StaleDrafts:
+    """The scheduler only counts placeholders; the worker fills them from its buffer of drafts, where a request that has none yet
+    finds what the one before it left."""
+
+    def __init__(self) -> None:
+        self._before: ActiveRequest | None = None
+
+    def placeholders(self, active: ActiveRequest, count: int) -> list[int]:
+        left = self._before.tokens[-count:] if self._before is not None else []
+        self._before = active
+        return [*left, *[PLACEHOLDER] * (count - len(left))]
+
+
 @dataclass(frozen=True, slots=True)
 class PaddedTailAsPrefill(Planned):
+    buffer: ZeroDrafts | StaleDrafts
+
     def begin(self) -> Row:
         active, first = self.active, self.active.computed
         assert active.state is not None
         slot_in, slot_out = active.state.begin_prefill(first, self.count, has_state=True)
         _, *scratch = active.slots
-        placeholders = [PLACEHOLDER] * (len(scratch) - 1)
+        placeholders = self.buffer.placeholders(active, len(scratch) - 1)
         return PaddedRow(
             kind=RowKind.EXTEND,
             first=first,
@@ -52,8 +76,12 @@ class PaddedTailAsPrefill(Planned):
         )
 
 
-def padded_tail_as_prefill(active: ActiveRequest, *, padded: bool) -> Planned:
-    return PaddedTailAsPrefill(active, RowKind.EXTEND, 1) if padded else plan_tail(active, padded=False)
+def padded_tail_as_prefill(buffer: ZeroDrafts | StaleDrafts) -> Policies:
+    def plan(active: ActiveRequest, *, padded: bool) -> Planned:
+        return PaddedTailAsPrefill(active, RowKind.EXTEND, 1, buffer) if padded else plan_tail(active, padded=False)
+
+    return Policies(plan_tail=plan)
 
 
-POLICIES = Policies(plan_tail=padded_tail_as_prefill)
+ZEROS = padded_tail_as_prefill(ZeroDrafts())
+STALE = padded_tail_as_prefill(StaleDrafts())

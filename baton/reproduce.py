@@ -24,7 +24,7 @@ _PADDED_TAIL = (
     "read a wrong state. The placeholders read "
 )
 ABOUT = {
-    Fault.PADDED_TAIL_AS_PREFILL: _PADDED_TAIL + "what the request before left in the buffer of drafts.",
+    Fault.PADDED_TAIL_AS_PREFILL: _PADDED_TAIL + "what another request left in the buffer of drafts.",
     Fault.PADDED_TAIL_OF_ZEROS: _PADDED_TAIL + "token 0.",
 }
 POLICIES = {

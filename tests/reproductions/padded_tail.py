@@ -16,6 +16,7 @@ How much of it shows depends on what the placeholders read, which the report doe
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from engine.active import ActiveRequest
@@ -24,6 +25,8 @@ from engine.planned import Planned, plan_tail
 from engine.policies import Policies
 from engine.rows import Row, RowKind
 from kernels.contract import SINK
+
+NUM_REMEMBERED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +41,27 @@ class PaddedRow(Row):
 class ZeroDrafts:
     """Placeholders read the token that those of our own windows read."""
 
-    def placeholders(self, active: ActiveRequest, count: int) -> list[int]:
+    def remember(self, active: ActiveRequest) -> None: ...
+
+    def placeholders(self, count: int) -> list[int]:
         return [PLACEHOLDER] * count
 
 
 class StaleDrafts:
     """The scheduler only counts placeholders; the worker fills them from its buffer of drafts, where a request that has none yet
-    finds what the one before it left."""
+    finds what another one left."""
 
     def __init__(self) -> None:
-        self._before: ActiveRequest | None = None
+        self._requests: deque[ActiveRequest] = deque(maxlen=NUM_REMEMBERED)
 
-    def placeholders(self, active: ActiveRequest, count: int) -> list[int]:
-        left = self._before.tokens[-count:] if self._before is not None else []
-        self._before = active
+    def remember(self, active: ActiveRequest) -> None:
+        if active not in self._requests:
+            self._requests.append(active)
+
+    def placeholders(self, count: int) -> list[int]:
+        """The newest tokens, drafts included, of the last request that came and has some."""
+        last = next((active for active in reversed(self._requests) if active.num_output > 0), None)
+        left = [*last.tokens, *last.drafts][-count:] if last is not None else []
         return [*left, *[PLACEHOLDER] * (count - len(left))]
 
 
@@ -64,7 +74,7 @@ class PaddedTailAsPrefill(Planned):
         assert active.state is not None
         slot_in, slot_out = active.state.begin_prefill(first, self.count, has_state=True)
         _, *scratch = active.slots
-        placeholders = self.buffer.placeholders(active, len(scratch) - 1)
+        placeholders = self.buffer.placeholders(len(scratch) - 1)
         return PaddedRow(
             kind=RowKind.EXTEND,
             first=first,
@@ -78,6 +88,7 @@ class PaddedTailAsPrefill(Planned):
 
 def padded_tail_as_prefill(buffer: ZeroDrafts | StaleDrafts) -> Policies:
     def plan(active: ActiveRequest, *, padded: bool) -> Planned:
+        buffer.remember(active)
         return PaddedTailAsPrefill(active, RowKind.EXTEND, 1, buffer) if padded else plan_tail(active, padded=False)
 
     return Policies(plan_tail=plan)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import struct
 import threading
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,10 +29,12 @@ PageKind = Literal["block", "snapshot"]
 
 FORMAT = 1
 _MAGIC = b"baton-page\n"
-_HEADER = struct.Struct("<11sBB16s16sQQQ")
-"""magic, format, kind, fingerprint, digest, position, page bytes, xxh3-64 of all that and the page."""
+_HEADER = struct.Struct("<11sBB16s32sQQQ")
+"""magic, format, kind, fingerprint, digest, position, bytes that follow, xxh3-64 of all that and them."""
 _KINDS: dict[PageKind, int] = {"block": 1, "snapshot": 2}
 _SUFFIX = ".page"
+_FILE = re.compile(rf"(block|snapshot)-((?:[0-9a-f]{{2}}){{1,32}})-(\d{{1,18}}){re.escape(_SUFFIX)}")
+_PARTIAL = ".partial"
 _ABANDONED_S = 60.0
 """A file that is being written isn't older."""
 MAX_QUEUED_BYTES = 256 << 20
@@ -43,13 +47,19 @@ log = logging.getLogger("baton.cache")
 class PageName:
     kind: PageKind
     digest: bytes
-    """16 bytes: of the salt and the tokens [0, position)."""
+    """Of the salt and the tokens before ``position``; at most 32 bytes."""
     position: int
     """A block's end; the position whose state a snapshot holds."""
 
     @property
     def file(self) -> str:
-        return f"{self.kind[0]}{self.digest.hex()}{self.position:x}{_SUFFIX}"
+        return f"{self.kind}-{self.digest.hex()}-{self.position}{_SUFFIX}"
+
+    @staticmethod
+    def of(file: str) -> PageName | None:
+        """None for a file that isn't named by us."""
+        match = _FILE.fullmatch(file)
+        return PageName("block" if match[1] == "block" else "snapshot", bytes.fromhex(match[2]), int(match[3])) if match else None
 
 
 class SnapshotFiles:
@@ -58,49 +68,55 @@ class SnapshotFiles:
     def __init__(self, directory: Path, fingerprint: bytes, max_bytes: int) -> None:
         """``fingerprint``: 16 bytes, of everything that decides what a page's bytes mean. Raises OSError when the directory can't be made.
 
-        Half-written files of a process that died are removed, and the oldest ones when there are more than ``max_bytes``.
+        The oldest files go when there are more than ``max_bytes``, and what a process left half-written when it died.
         """
         self._folder = directory / fingerprint.hex()
         self._fingerprint = fingerprint
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[str, int] = OrderedDict()  # by age of use, oldest first
+        self._sizes: OrderedDict[PageName, int] = OrderedDict()  # by age of use, oldest first
         self._num_bytes = 0
-        self._queued_bytes = 0
-        self._queued: set[str] = set()
+        self._queued: dict[PageName, int] = {}
         self._counts: Counter[str] = Counter()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._scan()
-        self._queue: SimpleQueue[tuple[PageName, bytes] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[PageName, list[bytes]] | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write_all, name="snapshot-files", daemon=True)
         self._writer.start()
 
     # --- the cache's doors
 
-    def put(self, name: PageName, page: memoryview) -> None:
-        """Keep a copy of the page. It is in its file a little later, or nowhere when the disk can't keep up."""
+    def put(self, name: PageName, *parts: memoryview) -> None:
+        """Keep a copy of ``parts``. It is in a file a little later, or nowhere when the disk can't keep up."""
+        size = sum(part.nbytes for part in parts)
         with self._lock:
-            if name.file in self._sizes or name.file in self._queued:
+            if name in self._queued:
                 return
-            if self._queued_bytes + page.nbytes > MAX_QUEUED_BYTES:
+            if name in self._sizes:
+                self._sizes.move_to_end(name)
+                return
+            if sum(self._queued.values()) + size > MAX_QUEUED_BYTES:
                 self._counts["dropped"] += 1
                 return
-            self._queued.add(name.file)
-            self._queued_bytes += page.nbytes
-        self._queue.put((name, bytes(page)))
+            self._queued[name] = size
+        self._queue.put((name, [bytes(part) for part in parts]))
 
     def has(self, name: PageName) -> bool:
         """As far as is known without looking at the disk."""
         with self._lock:
-            return name.file in self._sizes
+            return name in self._sizes
 
-    def read(self, name: PageName, into: memoryview) -> bool:
-        """Fill ``into`` with the page. False when it isn't there, or isn't what its name says: then it is counted and removed,
+    def names(self) -> list[PageName]:
+        with self._lock:
+            return list(self._sizes)
+
+    def read(self, name: PageName, *into: memoryview) -> bool:
+        """Fill ``into`` with what was put. False when it isn't there, or isn't what its name says: then it is counted and removed,
         and ``into`` holds nothing that may be used."""
         with self._lock:
-            if name.file not in self._sizes:
+            if name not in self._sizes:
                 return False
-            self._sizes.move_to_end(name.file)
+            self._sizes.move_to_end(name)
         path = self._folder / name.file
         try:
             wrong = self._read_checked(path, name, into)
@@ -110,10 +126,9 @@ class SnapshotFiles:
             wrong = error.strerror or str(error)
         if wrong is not None:
             log.warning("ignored %s: %s", path.name, wrong)
+            self._remove(name)
         with self._lock:
             self._counts["read" if wrong is None else "corrupt"] += 1
-        if wrong is not None:
-            self._remove(name.file)
         return wrong is None
 
     def counts(self) -> dict[str, int]:
@@ -131,87 +146,79 @@ class SnapshotFiles:
         with self._lock:
             return len(self._sizes)
 
-    def clear(self) -> None:
-        """Remove all files of this fingerprint that are known."""
-        with self._lock:
-            files = list(self._sizes)
-        for file in files:
-            self._remove(file)
-
     def close(self, timeout_s: float = 30.0) -> None:
         """Write what was put so far, then end. May be called again. What isn't written in time is lost, and nothing else."""
         self._queue.put(None)
         self._writer.join(timeout_s)
         if self._writer.is_alive():
-            log.warning("gave up writing %d bytes of pages", self._queued_bytes)
+            log.warning("gave up writing %d pages", len(self._queued))
 
     # --- files
 
     def _scan(self) -> None:
-        found: list[tuple[float, str, int]] = []
+        found: list[tuple[float, PageName, int]] = []
         for entry in os.scandir(self._folder):
-            told = entry.stat()
-            if not entry.name.endswith(_SUFFIX):
-                if time.time() - told.st_mtime > _ABANDONED_S:
-                    os.unlink(entry.path)
-                continue
-            found.append((told.st_mtime, entry.name, told.st_size))
-        for _, file, size in sorted(found):
-            self._sizes[file] = size
+            name, told = PageName.of(entry.name), entry.stat()
+            if name is not None:
+                found.append((told.st_mtime, name, told.st_size))
+            elif entry.name.endswith(_PARTIAL) and time.time() - told.st_mtime > _ABANDONED_S:
+                os.unlink(entry.path)
+        for _, name, size in sorted(found, key=lambda each: each[0]):
+            self._sizes[name] = size
             self._num_bytes += size
         self._make_room()
 
-    def _read_checked(self, path: Path, name: PageName, into: memoryview) -> str | None:
+    def _read_checked(self, path: Path, name: PageName, into: Sequence[memoryview]) -> str | None:
         """None, or what is wrong."""
         with path.open("rb") as file:
             header = file.read(_HEADER.size)
-            num_read = file.readinto(into)
+            num_read = sum(file.readinto(part) for part in into)
             longer = file.read(1)
-        if len(header) < _HEADER.size or num_read < into.nbytes:
+        if len(header) < _HEADER.size or num_read < sum(part.nbytes for part in into):
             return "cut short"
         if longer:
-            return "longer than a page"
+            return "too long"
         expected = self._header(name, into)
         return None if header == expected else _difference(header, expected)
 
-    def _header(self, name: PageName, page: memoryview | bytes) -> bytes:
+    def _header(self, name: PageName, parts: Sequence[memoryview | bytes]) -> bytes:
+        size = sum(len(part) for part in parts)
+
         def pack(checksum: int) -> bytes:
-            kind = _KINDS[name.kind]
-            return _HEADER.pack(_MAGIC, FORMAT, kind, self._fingerprint, name.digest, name.position, len(page), checksum)
+            return _HEADER.pack(_MAGIC, FORMAT, _KINDS[name.kind], self._fingerprint, name.digest, name.position, size, checksum)
 
         hasher = xxhash.xxh3_64(pack(0))
-        hasher.update(page)
+        for part in parts:
+            hasher.update(part)
         return pack(hasher.intdigest())
 
     def _write_all(self) -> None:
         while (job := self._queue.get()) is not None:
-            name, page = job
+            name, parts = job
             try:
-                self._write(name, page)
+                self._write(name, parts)
                 outcome = "written"
             except OSError as error:
                 log.warning("can't write %s: %s", name.file, error.strerror)
                 outcome = "failed"
             with self._lock:
                 self._counts[outcome] += 1
-                self._queued.discard(name.file)
-                self._queued_bytes -= len(page)
+                del self._queued[name]
 
-    def _write(self, name: PageName, page: bytes) -> None:
+    def _write(self, name: PageName, parts: Sequence[bytes]) -> None:
         path = self._folder / name.file
-        partial = path.with_suffix(f".{os.getpid()}")
+        partial = self._folder / f"{name.file}.{os.getpid()}{_PARTIAL}"
         try:
             with partial.open("wb") as file:
-                file.write(self._header(name, page))
-                file.write(page)
+                file.writelines([self._header(name, parts), *parts])
             os.replace(partial, path)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
-        size = _HEADER.size + len(page)
+        size = _HEADER.size + sum(map(len, parts))
         with self._lock:
-            self._num_bytes += size - self._sizes.pop(name.file, 0)
-            self._sizes[name.file] = size
+            self._num_bytes += size - self._sizes.pop(name, 0)
+            self._sizes[name] = size
         self._make_room()
 
     def _make_room(self) -> None:
@@ -223,10 +230,10 @@ class SnapshotFiles:
                 self._counts["removed"] += 1
             self._remove(oldest)
 
-    def _remove(self, file: str) -> None:
+    def _remove(self, name: PageName) -> None:
         with self._lock:
-            self._num_bytes -= self._sizes.pop(file, 0)
-        (self._folder / file).unlink(missing_ok=True)
+            self._num_bytes -= self._sizes.pop(name, 0)
+        (self._folder / name.file).unlink(missing_ok=True)
 
 
 def _difference(header: bytes, expected: bytes) -> str:

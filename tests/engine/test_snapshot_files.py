@@ -16,7 +16,7 @@ PAGE = bytes(range(256)) * 4
 
 
 def name(number: int, kind: str = "snapshot", position: int = 331) -> PageName:
-    return PageName(kind, number.to_bytes(16, "big"), position)  # type: ignore[arg-type]
+    return PageName(kind, number.to_bytes(32, "big"), position)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def cut(file: Path, num_bytes: int) -> None:
     file.write_bytes(file.read_bytes()[:num_bytes])
 
 
-@pytest.mark.parametrize("offset", [0, 11, 12, 13, 29, 45, 53, 61, 69, -1])
+@pytest.mark.parametrize("offset", [0, 11, 12, 13, 29, 61, 69, 77, 85, -1])
 def test_a_flipped_bit_anywhere_is_found_and_counted(tmp_path: Path, offset: int) -> None:
     put(tmp_path, name(1))
     flip(the_file(tmp_path), offset)
@@ -79,7 +79,7 @@ def test_a_flipped_bit_anywhere_is_found_and_counted(tmp_path: Path, offset: int
         assert not list(tmp_path.rglob("*.page"))
 
 
-@pytest.mark.parametrize("num_bytes", [0, 5, 69, 400])
+@pytest.mark.parametrize("num_bytes", [0, 5, 85, 400])
 def test_a_file_that_was_cut_short_is_found_and_counted(tmp_path: Path, num_bytes: int) -> None:
     put(tmp_path, name(1))
     cut(the_file(tmp_path), num_bytes)
@@ -99,6 +99,23 @@ def test_a_file_of_another_page_size_or_name_is_not_taken(tmp_path: Path) -> Non
     put(tmp_path, name(2))
     with opened(tmp_path) as files:
         assert read(files, name(2), len(PAGE) + 1) is None
+
+
+def test_a_page_may_have_parts(tmp_path: Path) -> None:
+    with opened(tmp_path) as files:
+        files.put(name(1), memoryview(PAGE), memoryview(b"rest"))
+    with opened(tmp_path) as files:
+        first, second = bytearray(len(PAGE)), bytearray(4)
+        assert files.read(name(1), memoryview(first), memoryview(second))
+        assert bytes(first + second) == PAGE + b"rest"
+
+
+def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    put(tmp_path, name(1))
+    (the_file(tmp_path).parent / "notes.txt").write_text("mine")
+    with opened(tmp_path, max_bytes=0) as files:
+        assert len(files) == 0
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["notes.txt"]
 
 
 def test_another_model_does_not_see_them(tmp_path: Path) -> None:
@@ -123,7 +140,7 @@ def test_the_oldest_go_when_there_is_no_room(tmp_path: Path) -> None:
 
 def test_a_half_written_file_is_not_seen_and_goes_when_it_is_old(tmp_path: Path) -> None:
     put(tmp_path, name(1))
-    partial = the_file(tmp_path).with_suffix(".123")
+    partial = the_file(tmp_path).parent / (name(1).file + ".123.partial")
     partial.write_bytes(b"half")
     with opened(tmp_path) as files:
         assert len(files) == 1
@@ -143,4 +160,4 @@ def test_a_full_disk_costs_the_page_and_nothing_else(tmp_path: Path) -> None:
         files.close()
         assert files.counts()["failed"] == 1
         assert files.has(name(2))
-        assert not list(folder.glob(f"*.{os.getpid()}"))
+        assert not list(folder.glob("*.partial"))

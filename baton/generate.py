@@ -36,15 +36,19 @@ def command(
     kernels: Annotated[str, typer.Option(help="auto, native, torch or reference.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Default: all cores.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt on standard output.")] = False,
+    policies: Annotated[str | None, typer.Option(envvar="BATON_POLICIES", hidden=True)] = None,
 ) -> None:
     with errors_as_exit():
         params = _params(max_tokens, temperature, top_k, top_p, min_p, seed)
         path = resolve_model(model)
         texts = _prompts(prompts, prompts_file)
         from engine import Engine
+        from engine.policies import load_policies
 
-        with Engine(path, speculation=speculation, kernels=kernels, threads=threads) as engine:
+        with Engine(path, policies=load_policies(policies), speculation=speculation, kernels=kernels, threads=threads) as engine:
             err.print(f"[dim]{path.name}: {engine.core.kernels.name} kernels ({engine.core.kernels.reason})[/dim]")
+            if policies is not None:
+                err.print(f"[bold red]policies from {policies} instead of ours: these answers can't be trusted[/bold red]")
             if len(texts) == 1 and not as_json:
                 _stream(engine, texts[0], params)
             else:

@@ -10,10 +10,9 @@ import torch
 from engine.active import ActiveRequest
 from engine.drafter import ChooseDraft, Entries
 from engine.finish import FinishDecision, cut_at_finish
-from engine.rows import Row, RowKind
+from engine.rows import Row
 from engine.runner import RowOutput
 from engine.sampling import WindowResult
-from engine.scheduler import Planned
 from protocol.messages import TokenLogprob
 
 
@@ -32,33 +31,11 @@ class Advance:
     accepted_drafts: int = 0
 
 
-def begin_row(planned: Planned) -> Row:
-    """Open the request's transaction. Raises StateAuditError when its slot doesn't hold what the row builds on."""
-    active, kind, first = planned.active, planned.kind, planned.active.computed
-    assert active.state is not None
-    if kind is RowKind.VERIFY:
-        token_ids = [active.tokens[first], *active.drafts]
-        slot_in, slots_out = active.state.begin_window(first, planned.count)
-        return Row(kind=kind, first=first, token_ids=token_ids, blocks=active.blocks, slot_in=slot_in, slots_out=slots_out, samples=True)
-    end = first + planned.count
-    slot_in, slot_out = active.state.begin_prefill(first, planned.count, has_state=kind is RowKind.EXTEND)
-    samples = end == len(active.tokens) and not active.seals
-    return Row(
-        kind=kind,
-        first=first,
-        token_ids=active.tokens[first:end],
-        blocks=active.blocks,
-        slot_in=slot_in,
-        slots_out=(slot_out,),
-        samples=samples,
-    )
-
-
 def advance(active: ActiveRequest, row: Row, output: RowOutput, eos_token_ids: Collection[int]) -> Advance:
     """Called when the step has run. Raises LogitsError, or StateAuditError when the state isn't where it is claimed to be."""
     assert active.state is not None
     active.state.written()
-    if row.num_logits == 0:
+    if not row.logits_at:
         active.computed = active.state.commit(len(row.token_ids))
         return Advance(active=active, base=row.first, output=output)
     result = _choose(active, row, output)

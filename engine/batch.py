@@ -16,13 +16,16 @@ from kernels.contract import SINK, AttentionRows, PrefillRows, WindowRows
 
 Ints = NDArray[np.int64]
 
+PLACEHOLDER = 0
+"""The token that a window's placeholders read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTensors:
     """T tokens: those of START and EXTEND rows first, then the windows (R·W tokens), each row's tokens adjacent."""
 
     token_ids: Tensor
-    """int64 [T]; 0 for placeholders."""
+    """int64 [T]; PLACEHOLDER for placeholders."""
     kv_index: Tensor
     """int64 [T]: block·block_tokens + offset; in the sink block for placeholders."""
     num_prefill_tokens: int
@@ -37,14 +40,14 @@ class StepTensors:
 def build_step(rows: Sequence[Row], block_tokens: int) -> StepTensors:
     """Rows in batch order: START and EXTEND first, then VERIFY and SINK, all windows of one width.
 
-    Placeholders read token 0, write their KV to the sink block and see the row's real keys only, so that what they
+    Placeholders read one token, write their KV to the sink block and see the row's real keys only, so that what they
     compute is finite, goes to scratch, and is known to nobody.
     """
     prefill = [row for row in rows if not row.kind.is_window]
     windows = [row for row in rows if row.kind.is_window]
     assert [*prefill, *windows] == list(rows), "prefill rows come before windows"
     lengths = [len(row.slots_out) if row.kind.is_window else len(row.token_ids) for row in rows]
-    tokens = [_padded(np.asarray(row.token_ids, dtype=np.int64), length, 0) for row, length in zip(rows, lengths, strict=True)]
+    tokens = [_padded(np.asarray(row.token_ids, dtype=np.int64), length, PLACEHOLDER) for row, length in zip(rows, lengths, strict=True)]
     indices = [_row_kv_index(row, length, block_tokens) for row, length in zip(rows, lengths, strict=True)]
     num_keys = [_num_keys(row.first, len(row.token_ids), length) for row, length in zip(rows, lengths, strict=True)]
     return StepTensors(

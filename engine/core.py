@@ -12,12 +12,14 @@ from torch import Tensor
 
 import kernels
 from engine.active import ActiveRequest, Phase
-from engine.advance import Advance, advance, begin_row, new_entries
+from engine.advance import Advance, advance, new_entries
 from engine.capacity import check_request, plan_capacity, torch_dtype
 from engine.config import EngineConfig
 from engine.drafter import ChooseDraft, Drafter, Entries
 from engine.models.info import ModelInfo
 from engine.models.loader import load_model
+from engine.planned import Planned
+from engine.policies import OURS, Policies
 from engine.pools import Pools
 from engine.request import (
     EngineEvent,
@@ -33,7 +35,7 @@ from engine.request import (
 from engine.rows import Row
 from engine.runner import Model, RowOutput, Runner
 from engine.sampling import NO_TOKEN, Sampler
-from engine.scheduler import Limits, Planned, Scheduler
+from engine.scheduler import Limits, Scheduler
 from protocol.errors import LogitsError, StaleMessage, StateAuditError
 from protocol.ids import RequestKey
 from protocol.messages import Load
@@ -66,7 +68,7 @@ class EngineCore:
     A seal request ends by SealedEvent or FailedEvent, and keeps its pages until ``release`` or ``cancel``: a peer may be reading them.
     """
 
-    def __init__(self, config: EngineConfig, loaded: LoadedModel | None = None) -> None:
+    def __init__(self, config: EngineConfig, loaded: LoadedModel | None = None, policies: Policies = OURS) -> None:
         """Load the model (or take ``loaded``) and build the pools. Raises CheckpointError, or ValueError that names the setting."""
         self.config = config
         self.kernels = kernels.select(config.kernels, config.threads)
@@ -80,7 +82,7 @@ class EngineCore:
         self.regions: tuple[Region, Region] = self.pools.regions()
         self._runner = Runner(loaded.model, self.pools)
         self._drafter = Drafter(loaded.model, self.pools) if loaded.info.has_mtp else None
-        self._scheduler = Scheduler(self.pools, _limits(config))
+        self._scheduler = Scheduler(self.pools, _limits(config), policies)
         self._requests: dict[RequestKey, ActiveRequest] = {}
         self._arrivals = 0
         self._stalled = False
@@ -199,7 +201,7 @@ class EngineCore:
         begun: list[tuple[ActiveRequest, Row]] = []
         for planned in plan:
             try:
-                begun.append((planned.active, begin_row(planned)))
+                begun.append((planned.active, planned.begin()))
             except StateAuditError as error:
                 self._fail(planned.active, error, events)
         return begun

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 from engine.completion import Completion, GrowingCompletion, Piece
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.policies import OURS, Policies
 from engine.progress import Progress, progress_bar
 from engine.prompts import Params, Prompts, as_params, as_token_ids
 from engine.request import EngineEvent, EngineRequest
@@ -28,14 +29,14 @@ class Engine:
     ``settings`` are those of EngineConfig: ``Engine(path, speculation=5, kernels="torch")``.
     """
 
-    def __init__(self, path: str | Path, **settings: Any) -> None:
+    def __init__(self, path: str | Path, *, policies: Policies = OURS, **settings: Any) -> None:
         """Load the checkpoint directory ``path``.
 
         Raises CheckpointError, ValueError that names the setting, TypeError for an unknown setting.
         """
         config = EngineConfig(model=Path(path), **settings)
         self._tokenizer = load_tokenizer(config.model)
-        self._core: EngineCore | None = EngineCore(config)
+        self._core: EngineCore | None = EngineCore(config, policies=policies)
         self._streams: WeakValueDictionary[RequestKey, PieceStream] = WeakValueDictionary()
         self._numbers = count()
         self._given_up: list[RequestKey] = []

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.config import TailPadding
-from engine.rows import RowKind
+
+
+class PlanChunk(Protocol):
+    def __call__(self, *, start: int, target: int, budget: int, max_chunk: int, grid: int) -> int:
+        """See ``plan_chunk``."""
 
 
 def plan_chunk(*, start: int, target: int, budget: int, max_chunk: int, grid: int) -> int:
@@ -41,7 +46,9 @@ class Candidate:
         return self.computed < self.prefill_end
 
 
-def share_budget(candidates: Sequence[Candidate], *, step_tokens: int, max_chunk: int, grid: int) -> list[int]:
+def share_budget(
+    candidates: Sequence[Candidate], *, step_tokens: int, max_chunk: int, grid: int, chunk: PlanChunk = plan_chunk
+) -> list[int]:
     """Tokens that each candidate gets in this step, 0 for none; in sum at most ``step_tokens``.
 
     Who was served longest ago comes first; of equals decodes before prefills, then by arrival. The first one always gets
@@ -52,9 +59,7 @@ def share_budget(candidates: Sequence[Candidate], *, step_tokens: int, max_chunk
     for index in sorted(range(len(candidates)), key=lambda i: _turn(candidates[i])):
         candidate = candidates[index]
         if candidate.is_prefill:
-            shares[index] = plan_chunk(
-                start=candidate.computed, target=candidate.prefill_end, budget=budget, max_chunk=max_chunk, grid=grid
-            )
+            shares[index] = chunk(start=candidate.computed, target=candidate.prefill_end, budget=budget, max_chunk=max_chunk, grid=grid)
         elif candidate.decode_tokens <= budget:
             shares[index] = candidate.decode_tokens
         budget -= shares[index]
@@ -65,7 +70,6 @@ def _turn(candidate: Candidate) -> tuple[int, bool, int]:
     return candidate.last_step, candidate.is_prefill, candidate.arrival
 
 
-def tail_kind(tail_padding: TailPadding, *, beside_speculation: bool) -> RowKind:
-    """Kind of a prompt's last token, which has prior state. Padded to a window it is a VERIFY row with one real token."""
-    padded = tail_padding == "always" or (tail_padding == "auto" and beside_speculation)
-    return RowKind.VERIFY if padded else RowKind.EXTEND
+def pads_tail(tail_padding: TailPadding, *, beside_speculation: bool) -> bool:
+    """Whether a prompt's last token, which has prior state, gets the shape of the windows."""
+    return tail_padding == "always" or (tail_padding == "auto" and beside_speculation)

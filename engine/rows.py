@@ -48,9 +48,10 @@ class Row:
         assert self.kind is not RowKind.VERIFY or len(self.token_ids) <= len(self.slots_out), "a window has room for its real tokens"
 
     @property
-    def num_logits(self) -> int:
-        """How many of the row's last real tokens need logits."""
-        return len(self.token_ids) if self.kind is RowKind.VERIFY else int(self.samples)
+    def logits_at(self) -> range:
+        """Which of the row's real tokens need logits."""
+        count = len(self.token_ids)
+        return range(0 if self.kind is RowKind.VERIFY else count - int(self.samples), count)
 
 
 def sink_row(width: int) -> Row:

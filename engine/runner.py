@@ -50,7 +50,7 @@ class RowOutput:
     hidden: Tensor
     """[real, d]: hidden states at the row's real tokens."""
     logits: Tensor
-    """[row.num_logits, V]: of its last real tokens."""
+    """[len(row.logits_at), V]: of those real tokens."""
     greedy: Sequence[int]
     """The likeliest token of each row of ``logits``; see ``engine.sampling.greedy_tokens``."""
 
@@ -75,7 +75,7 @@ class Runner:
         greedy = greedy_tokens(logits).tolist() if len(logits) else []  # for all rows at once: what most requests want
         start = first = 0
         for row, length, tail in zip(rows, lengths, tails, strict=True):
-            end, last = start + len(row.token_ids), first + row.num_logits
+            end, last = start + len(row.token_ids), first + len(row.logits_at)
             outputs.append(RowOutput(tail=tail, hidden=hidden[start:end], logits=logits[first:last], greedy=greedy[first:last]))
             start, first = start + length, last
         return outputs
@@ -88,9 +88,7 @@ class Runner:
             self._pools.slots.hidden[batch.window.slots_out.flatten()] = hidden[batch.num_prefill_tokens :]
 
     def _logits(self, rows: Sequence[Row], lengths: Sequence[int], hidden: Tensor) -> Tensor:
-        """[M, V]: each row's ``num_logits`` last real tokens, row after row."""
-        wanted: list[int] = []
-        for row, start in zip(rows, accumulate(lengths, initial=0), strict=False):
-            end = start + len(row.token_ids)
-            wanted += range(end - row.num_logits, end)
+        """[M, V]: at each row's ``logits_at``, row after row."""
+        starts = accumulate(lengths, initial=0)
+        wanted = [start + offset for row, start in zip(rows, starts, strict=False) for offset in row.logits_at]
         return self._model.logits(hidden[wanted]) if wanted else hidden.new_empty(0, self._model.dims.vocab)

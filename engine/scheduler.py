@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from engine.active import ActiveRequest, Phase, waiting_tokens
 from engine.admission import MAX_OVERTAKEN, Pages, choose_admissions, choose_victim, free_room
 from engine.config import TailPadding
-from engine.planner import Candidate, share_budget, tail_kind
+from engine.planned import Planned
+from engine.planner import Candidate, pads_tail, share_budget
+from engine.policies import Policies
 from engine.pools import Pools
 from engine.rows import RowKind
 from engine.transaction import StateTransaction
@@ -30,15 +32,6 @@ class Limits:
         return self.speculation + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One request's part of the next step: ``count`` real tokens from ``active.computed`` on."""
-
-    active: ActiveRequest
-    kind: RowKind
-    count: int
-
-
 class Scheduler:
     """Owns the pages of every request from admission to ``drop``.
 
@@ -47,9 +40,10 @@ class Scheduler:
     block, its window's positions included. When blocks run out, drafts are given up first, then the youngest request.
     """
 
-    def __init__(self, pools: Pools, limits: Limits) -> None:
+    def __init__(self, pools: Pools, limits: Limits, policies: Policies) -> None:
         self._pools = pools
         self._limits = limits
+        self._policies = policies
         self._waiting: list[ActiveRequest] = []
         self._holding: list[ActiveRequest] = []
         self._steps = 0
@@ -188,6 +182,7 @@ class Scheduler:
             step_tokens=self._limits.step_tokens,
             max_chunk=self._limits.max_prefill_chunk,
             grid=self._pools.blocks.block_tokens,
+            chunk=self._policies.plan_chunk,
         )
         served = [(active, share) for active, share in zip(ready, shares, strict=True) if share > 0]
         beside_speculation = self._limits.speculation > 0 and any(active.decoding for active, _ in served)
@@ -210,7 +205,7 @@ class Scheduler:
             return Planned(active, RowKind.EXTEND, share)
         if active.decoding:
             return Planned(active, RowKind.VERIFY, 1 + len(active.drafts))
-        return Planned(active, tail_kind(self._limits.tail_padding, beside_speculation=beside_speculation), 1)
+        return self._policies.plan_tail(active, padded=pads_tail(self._limits.tail_padding, beside_speculation=beside_speculation))
 
     # --- pages
 

@@ -6,6 +6,7 @@ import logging
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.policies import load_policies
 from protocol.config import WorkerSettings
 from protocol.errors import ConfigError
 from protocol.ids import Epoch
@@ -18,7 +19,7 @@ log = logging.getLogger("baton.engine")
 def load_core(settings: WorkerSettings) -> EngineCore:
     """Takes as long as the weights do. Raises CheckpointError, and ConfigError that names the setting."""
     try:
-        core = EngineCore(EngineConfig(**settings.engine_values()))
+        core = EngineCore(EngineConfig(**settings.engine_values()), policies=load_policies(settings.policies))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     _log_core(settings, core)
@@ -53,11 +54,14 @@ def make_hello(
             "kernels": f"{core.kernels.name}: {core.kernels.reason}",
             "transport": transport,
             "vocab_size": str(core.model_info.vocab_size),
-        },
+        }
+        | ({"policies": settings.policies} if settings.policies is not None else {}),
     )
 
 
 def _log_core(settings: WorkerSettings, core: EngineCore) -> None:
+    if settings.policies is not None:
+        log.warning("POLICIES FROM %s INSTEAD OF OURS: this process re-creates a fault; its answers can't be trusted", settings.policies)
     info, (blocks, slots) = core.model_info, core.regions
     log.info("%s: %s, weights %s, MTP %s", settings.model, info.model_type, info.weights_digest[:12], "yes" if info.has_mtp else "no")
     log.info("kernels: %s, because: %s", core.kernels.name, core.kernels.reason)

@@ -41,6 +41,8 @@ def check_address(text: str) -> str:
 Address = Annotated[str, AfterValidator(check_address)]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+HIDDEN = "hidden"
+"""Marks a setting that ``--help`` doesn't show: it is for experiments."""
 
 ENVIRONMENT_PREFIX = "BATON_"
 CONFIG_VARIABLE = "BATON_CONFIG"
@@ -122,6 +124,8 @@ class WorkerSettings(Settings):
     """Which implementation of the ops."""
     threads: Positive | None = None
     """Threads for the kernels. Default: all cores."""
+    policies: Annotated[str | None, HIDDEN] = None
+    """MODULE:ATTRIBUTE of decisions to run instead of the engine's own, to re-create a fault. The answers can't be trusted then."""
 
     def engine_values(self) -> dict[str, Any]:
         """The keywords for EngineConfig."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from protocol.config import CONFIG_VARIABLE, Process, Settings, load_settings
+from protocol.config import CONFIG_VARIABLE, HIDDEN, Process, Settings, load_settings
 from protocol.errors import ConfigError
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -59,7 +59,8 @@ def _parameter(key: str, field: FieldInfo) -> inspect.Parameter:
     if kind is bool:
         return _keyword(key, Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=about, show_default=False)])
     metavar = "CHOICE" if get_origin(kind) is Literal else METAVARS[kind]
-    return _keyword(key, Annotated[str | None, typer.Option(flag, help=about, metavar=metavar, show_default=False)])
+    hidden = HIDDEN in field.metadata
+    return _keyword(key, Annotated[str | None, typer.Option(flag, help=about, metavar=metavar, show_default=False, hidden=hidden)])
 
 
 def _help(field: FieldInfo) -> str:

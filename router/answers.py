@@ -40,6 +40,7 @@ class AnswerOptions:
     describe: Describe
     want_logprobs: bool = False
     want_token_ids: bool = False
+    want_timings: bool = False
     echo: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -94,6 +95,14 @@ class _Answer:
             tail = f', "usage": {json.dumps(usage.as_dict())}}}\n\n'
         return f'{self._head}"choices": [{choice}]{tail}'
 
+    def _ending(self, finish: Finish) -> str:
+        """What only the last chunk of a choice has."""
+        return "".join(f', "{key}": {json.dumps(value)}' for key, value in self._account(finish).items())
+
+    def _account(self, finish: Finish) -> dict[str, Any]:
+        timings = {"timings": finish.timings.as_dict()} if self._options.want_timings and finish.timings else {}
+        return {"stop_reason": finish.stop, **timings}
+
     def _shows(self, delta: Delta) -> bool:
         return bool(delta.text or delta.logprobs or (self._options.want_token_ids and delta.token_ids))
 
@@ -118,7 +127,7 @@ class CompletionAnswer(_Answer):
         return self._choice(sequence, delta, "null", "") if self._shows(delta) else None
 
     def last_chunk(self, sequence: Sequence, delta: Delta, finish: Finish) -> str:
-        return self._choice(sequence, delta, quoted(finish.reason), f', "stop_reason": {json.dumps(finish.stop)}')
+        return self._choice(sequence, delta, quoted(finish.reason), self._ending(finish))
 
     def whole(self, collected: Many[Collected], usage: Usage) -> dict[str, Any]:
         return self._envelope([self._whole_choice(one) for one in collected], usage)
@@ -141,7 +150,7 @@ class CompletionAnswer(_Answer):
             "text": (self._echoed(sequence) if self._options.echo else "") + delta.text,
             "logprobs": self._logprobs(sequence, delta) if self._options.want_logprobs else None,
             "finish_reason": one.finish.reason,
-            "stop_reason": one.finish.stop,
+            **self._account(one.finish),
         }
         if self._options.want_token_ids:
             choice |= {"token_ids": delta.token_ids, "prompt_token_ids": sequence.prompt.token_ids}
@@ -174,7 +183,7 @@ class ChatAnswer(_Answer):
     def last_chunk(self, sequence: Sequence, delta: Delta, finish: Finish) -> str:
         text, calls = self._parse_last(sequence, delta)
         reason = self._reason(sequence, finish)
-        return self._choice(sequence, delta, text, calls, quoted(reason), f', "stop_reason": {json.dumps(finish.stop)}')
+        return self._choice(sequence, delta, text, calls, quoted(reason), self._ending(finish))
 
     def whole(self, collected: Many[Collected], usage: Usage) -> dict[str, Any]:
         body = self._envelope([self._whole_choice(one) for one in collected], usage)
@@ -210,7 +219,7 @@ class ChatAnswer(_Answer):
             "message": message,
             "logprobs": chat_logprobs(one.delta.logprobs, options.describe) if options.want_logprobs else None,
             "finish_reason": self._reason(sequence, one.finish),
-            "stop_reason": one.finish.stop,
+            **self._account(one.finish),
         }
         if options.want_token_ids:
             choice["token_ids"] = one.delta.token_ids

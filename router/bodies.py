@@ -72,6 +72,7 @@ class GenerationBody(Body):
     logit_bias: dict[str, float] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_timings: bool | None = None
     add_special_tokens: bool | None = None
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from protocol.codec import decode_from_worker
 from protocol.errors import IllegalTransition, WireError
@@ -257,6 +258,7 @@ class Cluster:
         message = command.tokens
         if not request.first_token_at:
             now = request.first_token_at = self._clock()
+            request.timing = message.timing
             self._metrics.observe_first_token(now - request.arrived_at, request.admitted_at - request.arrived_at, message.timing)
         self._metrics.generation_tokens += len(message.token_ids)
         try:
@@ -334,6 +336,8 @@ class Cluster:
             self._count(request, ending)
 
     def _tell_ending(self, request: Request, ending: Ending) -> None:
+        if ending.kind == "finished":
+            ending = replace(ending, timings=request.timings(ending.finished, self._clock()))
         try:
             request.sink.on_end(ending)
         except Exception:  # as in _deliver; what is left to say then is that it failed

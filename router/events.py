@@ -18,6 +18,7 @@ from protocol.messages import (
     Refused,
     Tokens,
 )
+from router.timings import Timings
 
 FailCode = ErrorCode | Literal["queue_full", "no_capacity", "deadline", "stopping"]
 
@@ -136,6 +137,8 @@ class Ending:
     message: str = ""
     finished: Finished | None = None
     """D's own account, if it was D that finished."""
+    timings: Timings | None = None
+    """finished only; the shell knows the time."""
 
 
 @dataclass(frozen=True, slots=True)

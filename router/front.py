@@ -117,6 +117,7 @@ class Front:
             model=self.files.name,
             describe=as_token_ids(describe) if body.return_tokens_as_token_ids else describe,
             want_token_ids=bool(body.return_token_ids),
+            want_timings=bool(body.return_timings),
             include_usage=bool(stream_options and stream_options.include_usage),
             continuous_usage=bool(stream_options and stream_options.continuous_usage_stats),
             **wanted,

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.ids import Epoch, RequestId
-from protocol.messages import TokenLogprob
+from protocol.messages import Finished, Timing, TokenLogprob
 from protocol.sampling import SamplingParams
 from router.events import Ending
 from router.lifecycle import RequestLife
+from router.timings import Timings
 
 
 class Sink(Protocol):
@@ -46,7 +47,19 @@ class Request:
     arrived_at: float
     admitted_at: float = 0.0
     first_token_at: float = 0.0
+    timing: Timing | None = None
+    """As D told it with the first token."""
     tried: frozenset[Epoch] = frozenset()
     """Busy decode workers, since the request last waited."""
     refused_pairs: frozenset[tuple[Epoch, Epoch]] = frozenset()
     """Decode and prefill workers that turned out not to be paired when this request was theirs."""
+
+    def timings(self, finished: Finished | None, now: float) -> Timings:
+        """Of a request that finishes now."""
+        return Timings(
+            router_s=self.admitted_at - self.arrived_at,
+            parts=self.timing,
+            first_token_s=self.first_token_at - self.arrived_at,
+            total_s=now - self.arrived_at,
+            finished=finished,
+        )

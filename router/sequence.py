@@ -12,6 +12,7 @@ from router.events import Ending
 from router.parameters import TextRules
 from router.prompts import Prompt
 from router.stop_strings import StopStrings
+from router.timings import Timings
 
 
 class PlacedLogprob(NamedTuple):
@@ -39,6 +40,7 @@ class Finish:
     stop: str | int | None
     """The stop string or token that ended it."""
     cached_tokens: int
+    timings: Timings | None = None
 
 
 class Listener(Protocol):
@@ -92,7 +94,7 @@ class Sequence:
         if stop is None and finished is not None:
             stop = finished.stop_token_id
         reason = "stop" if self._stops and self._stops.matched else ending.reason
-        self.listener.on_finish(self, delta, Finish(reason, stop, finished.cached_tokens if finished else 0))
+        self.listener.on_finish(self, delta, Finish(reason, stop, finished.cached_tokens if finished else 0, ending.timings))
 
     # ---- tokens to text
 

@@ -141,5 +141,6 @@ def _told(worker: Worker) -> dict[str, Any]:
         "load": worker.load.model_dump(),
         "paired": sorted(worker.paired),
         "unpaired": worker.unpaired,
+        "degraded": "policies" in hello.info,
         "info": hello.info,
     }

@@ -1,4 +1,4 @@
-"""Pure decisions: chunk ends, shares of the budget, kind of a tail."""
+"""Pure decisions: chunk ends, shares of the budget, padding of a tail."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner import Candidate, plan_chunk, share_budget, tail_kind
-from engine.rows import RowKind
+from engine.planner import Candidate, pads_tail, plan_chunk, share_budget
 
 sizes = st.integers(1, 64)
 
@@ -77,14 +76,14 @@ def test_a_long_prompt_and_steady_decodes_both_go_on_when_the_budget_is_one_wind
 
 
 @pytest.mark.parametrize(
-    ("padding", "beside", "kind"),
+    ("padding", "beside", "padded"),
     [
-        ("auto", False, RowKind.EXTEND),
-        ("auto", True, RowKind.VERIFY),
-        ("always", False, RowKind.VERIFY),
-        ("always", True, RowKind.VERIFY),
-        ("never", True, RowKind.EXTEND),
+        ("auto", False, False),
+        ("auto", True, True),
+        ("always", False, True),
+        ("always", True, True),
+        ("never", True, False),
     ],
 )
-def test_a_tail_is_padded_as_the_setting_says(padding: str, beside: bool, kind: RowKind) -> None:
-    assert tail_kind(padding, beside_speculation=beside) is kind  # type: ignore[arg-type]
+def test_a_tail_is_padded_as_the_setting_says(padding: str, beside: bool, padded: bool) -> None:
+    assert pads_tail(padding, beside_speculation=beside) is padded  # type: ignore[arg-type]

@@ -146,6 +146,7 @@ async def test_what_the_prefill_worker_refuses_the_decode_worker_hears(checkpoin
         ending = await story.end()
         assert isinstance(ending, Failed)
         assert ending.code == "bad_request"
+        await cluster.router.until(lambda: story.prefill_ending is not None)  # two workers, two sockets: either may tell first
         assert isinstance(story.prefill_ending, Refused)
         assert "outside the vocabulary" in story.prefill_ending.message
         await still_works(cluster)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from protocol.config import DecodeSettings, PrefillSettings
+from protocol.config import HIDDEN, DecodeSettings, PrefillSettings
 from protocol.flags import settings_app
 
 
@@ -77,5 +77,5 @@ def test_every_setting_has_a_flag_with_help(cls: type[DecodeSettings]) -> None:
     assert all(field.description for field in cls.model_fields.values())
     result = CliRunner(env={"COLUMNS": "200"}).invoke(settings_app("x", "About it.", cls, "decode", lambda _: 0), ["--help"])
     assert result.exit_code == 0
-    for key in cls.model_fields:
-        assert f"--{key.replace('_', '-')}" in result.output
+    for key, field in cls.model_fields.items():
+        assert (f"--{key.replace('_', '-')}" in result.output) == (HIDDEN not in field.metadata)

@@ -1,0 +1,46 @@
+"""The few decisions that can be exchanged from outside, so that another system's fault can be re-created without a branch of ours.
+
+Nothing here knows a faulty policy: those live in ``tests/reproductions/``, and get in by ``--policies module:attribute`` alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.active import ActiveRequest
+from engine.planned import Planned, plan_tail
+from engine.planner import PlanChunk, plan_chunk
+
+
+class PlanTail(Protocol):
+    def __call__(self, active: ActiveRequest, *, padded: bool) -> Planned:
+        """The row of a prompt's last token, which has prior state. ``padded``: it shall have the windows' K+1 positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    plan_chunk: PlanChunk = plan_chunk
+    """Where a prompt's next chunk ends."""
+    plan_tail: PlanTail = plan_tail
+    """How a prompt's last token is run, and so which state is kept after it."""
+
+
+OURS = Policies()
+
+
+def load_policies(where: str | None) -> Policies:
+    """Those at ``module:attribute``; None: ours. Raises ValueError that says what is wrong with ``where``."""
+    if where is None:
+        return OURS
+    module, _, attribute = where.partition(":")
+    if not module or not attribute.isidentifier():
+        raise ValueError(f"policies={where!r} is not possible: it must look like module:attribute")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"policies={where!r} is not possible: {error}") from None
+    if not isinstance(found, Policies):
+        raise ValueError(f"policies={where!r} is not possible: that is a {type(found).__name__}")
+    return found

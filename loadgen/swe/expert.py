@@ -1,0 +1,51 @@
+"""The scripted agent: what a perfect model would say. Its policy depends on nothing but what it has seen so far."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from loadgen.swe.instance import Instance
+from loadgen.swe.outcome import Outcome
+from loadgen.swe.tools import SYSTEM_PROMPT, RunTests, Workspace
+
+Message = dict[str, Any]
+
+
+def opening(instance: Instance) -> list[Message]:
+    """What every session begins with."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": instance.issue}]
+
+
+def expert_calls(instance: Instance) -> list[tuple[str, dict[str, str]]]:
+    """Name and arguments of each call, in order."""
+    bug = instance.bug
+    look: list[tuple[str, dict[str, str]]] = [] if instance.names_module else [("list", {})]
+    fix = {"path": bug.path, "old": bug.broken, "new": bug.fixed}
+    return [*look, ("test", {}), ("read", {"path": bug.path}), ("replace", fix), ("test", {}), ("submit", {})]
+
+
+def closing(instance: Instance) -> Message:
+    return {"role": "assistant", "content": f"Fixed {instance.bug.function} in {instance.bug.path}."}
+
+
+def expert_messages(instance: Instance, run_tests: RunTests | None = None) -> list[Message]:
+    """The whole conversation, in OpenAI's form. Without ``run_tests`` nothing is executed: the outcomes of an instance are known."""
+    workspace = Workspace(instance.files, run_tests or _foretell(instance))
+    messages = opening(instance)
+    for number, (name, arguments) in enumerate(expert_calls(instance)):
+        text = json.dumps(arguments)
+        call_id = f"call_{number}"
+        function = {"name": name, "arguments": text}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [{"id": call_id, "type": "function", "function": function}]})
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": workspace.run(name, text)})
+    return [*messages, closing(instance)]
+
+
+def _foretell(instance: Instance) -> RunTests:
+    def run(files: Mapping[str, str], _: str) -> Outcome:
+        broken = files[instance.bug.path] == instance.files[instance.bug.path]
+        return instance.outcome if broken else Outcome(instance.outcome.num_tests, ())
+
+    return run

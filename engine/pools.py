@@ -68,7 +68,7 @@ class StatePool(Ledger):
         self._parts = slot_parts(dims, dtype)
         self.tensor = torch.zeros(num_slots, sum(prod(part.shape) for part in self._parts), dtype=dtype)
         self.tags: list[int | None] = [None] * num_slots
-        self.hidden = self._view("hidden")
+        self.hidden = self.part("hidden")
         """[S, d] strided over S: the hidden tails."""
 
     @property
@@ -100,15 +100,16 @@ class StatePool(Ledger):
             raise StateAuditError(f"{purpose}: slot {slot} is claimed to hold h({position}) but its tag is {self.tags[slot]}")
 
     def conv(self, layer: int) -> Tensor:
-        return self._view(f"conv.{layer}")
+        return self.part(f"conv.{layer}")
 
     def ssm(self, layer: int) -> Tensor:
-        return self._view(f"ssm.{layer}")
+        return self.part(f"ssm.{layer}")
 
     def region(self) -> Region:
         return _region("slots", self.tensor, self._parts)
 
-    def _view(self, name: str) -> Tensor:
+    def part(self, name: str) -> Tensor:
+        """[S, *shape] strided over S: the part of every slot that ``slot_parts`` calls ``name``."""
         part = next(part for part in self._parts if part.name == name)
         start = part.offset // self.tensor.element_size()
         return self.tensor[:, start : start + prod(part.shape)].view(self.num_pages, *part.shape)
@@ -199,4 +200,3 @@ def _region(name: RegionName, tensor: Tensor, parts: tuple[PagePart, ...]) -> Re
     # A model without attention has blocks of no bytes, and a memoryview of nothing can't be cast.
     memory = tensor.view(-1).numpy().data.cast("B") if tensor.numel() else memoryview(bytearray())
     return Region(name=name, num_pages=tensor.shape[0], page_bytes=tensor.shape[1] * tensor.element_size(), parts=parts, memory=memory)
-

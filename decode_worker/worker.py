@@ -9,10 +9,10 @@ from decode_worker.peers import Callbacks, Ourselves, PrefillPeers
 from decode_worker.requests import DecodeRequests, Doors
 from engine.bridge import EngineBridge
 from engine.core import EngineCore
-from engine.serving import load_core, make_hello
+from engine.serving import flush_cache, load_core, make_hello
 from protocol.config import DecodeSettings
 from protocol.ids import Epoch, new_epoch
-from protocol.messages import Admit, Cancel, Drain, Heartbeat, Hello, Paired, Peers
+from protocol.messages import Admit, Cancel, Drain, FlushCache, Heartbeat, Hello, Paired, Peers
 from protocol.sockets import Link
 from protocol.worker_link import Order, WorkerLink
 from protocol.worker_process import Departure, serve
@@ -103,7 +103,9 @@ class DecodeWorker:
             case Admit():
                 self.requests.on_admit(order)
             case Cancel():
-                self.requests.on_cancel(order.key)
+                self.requests.on_cancel(order)
+            case FlushCache():
+                self.bridge.ask(lambda core: flush_cache(core, order, self.epoch), lambda told: self._link.send(told.result()))
             case Peers():
                 self._peers.update(order.prefill)
             case Drain():

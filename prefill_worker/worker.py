@@ -9,13 +9,13 @@ import time
 
 from engine.bridge import EngineBridge
 from engine.core import EngineCore
-from engine.serving import load_core, make_hello
+from engine.serving import flush_cache, load_core, make_hello
 from prefill_worker.peers import DecodePeers
 from prefill_worker.requests import Doors, PrefillRequests
 from protocol.config import PrefillSettings
 from protocol.errors import ConfigError
 from protocol.ids import new_epoch
-from protocol.messages import Cancel, Drain, Heartbeat, Hello, Prefill
+from protocol.messages import Cancel, Drain, FlushCache, Heartbeat, Hello, Prefill
 from protocol.sockets import HEARTBEAT_S, Hub, Link
 from protocol.worker_link import Order, WorkerLink
 from protocol.worker_process import Departure, local_address_towards, serve
@@ -120,6 +120,8 @@ class PrefillWorker:
                 self.requests.on_prefill(order)
             case Cancel():
                 self.requests.on_cancel(order.key)
+            case FlushCache():
+                self.bridge.ask(lambda core: flush_cache(core, order, self.epoch), lambda told: self._link.send(told.result()))
             case Drain():
                 self.departure.ask()
             case _:

@@ -6,19 +6,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.ids import Epoch, RequestId
-<<<<<<< ours
-from protocol.messages import Finished, Timing, TokenLogprob
-from protocol.sampling import SamplingParams
-from router.events import Ending
-from router.lifecycle import RequestLife
-from router.timings import Timings
-=======
-from protocol.messages import CacheUse, TokenLogprob
+from protocol.messages import CacheUse, Finished, Timing, TokenLogprob
 from protocol.sampling import SamplingParams
 from router.events import Ending
 from router.lifecycle import RequestLife
 from router.prefixes import Chain
->>>>>>> theirs
+from router.timings import Timings
 
 
 class Sink(Protocol):

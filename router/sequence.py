@@ -39,11 +39,8 @@ class Finish:
     reason: str
     stop: str | int | None
     """The stop string or token that ended it."""
-<<<<<<< ours
     cached_tokens: int
     timings: Timings | None = None
-=======
->>>>>>> theirs
 
 
 class Listener(Protocol):
@@ -102,11 +99,7 @@ class Sequence:
         if stop is None and finished is not None:
             stop = finished.stop_token_id
         reason = "stop" if self._stops and self._stops.matched else ending.reason
-<<<<<<< ours
-        self.listener.on_finish(self, delta, Finish(reason, stop, finished.cached_tokens if finished else 0, ending.timings))
-=======
-        self.listener.on_finish(self, delta, Finish(reason, stop))
->>>>>>> theirs
+        self.listener.on_finish(self, delta, Finish(reason, stop, self.cached_tokens, ending.timings))
 
     # ---- tokens to text
 

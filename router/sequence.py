@@ -39,7 +39,6 @@ class Finish:
     reason: str
     stop: str | int | None
     """The stop string or token that ended it."""
-    cached_tokens: int
     timings: Timings | None = None
 
 
@@ -99,7 +98,7 @@ class Sequence:
         if stop is None and finished is not None:
             stop = finished.stop_token_id
         reason = "stop" if self._stops and self._stops.matched else ending.reason
-        self.listener.on_finish(self, delta, Finish(reason, stop, self.cached_tokens, ending.timings))
+        self.listener.on_finish(self, delta, Finish(reason, stop, ending.timings))
 
     # ---- tokens to text
 

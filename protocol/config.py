@@ -182,6 +182,8 @@ class UpSettings(Settings):
     control: Address | None = None
     """None: a free port of 127.0.0.1."""
     served_model_name: str | None = None
+    prefix_cache: bool = True
+    """Of all workers."""
     threads: Positive | None = None
     """Per worker; None: the cores divided by the workers."""
 

@@ -230,6 +230,24 @@ class CacheFlushed(Message):
     kept_snapshots: int
 
 
+class AuditFound(Message):
+    """A state that was claimed to be another one than it is. Told once, when it was found."""
+
+    type: Literal["audit_found"] = "audit_found"
+    purpose: Annotated[str, Field(max_length=64)]
+    """What the state was to be used for."""
+    request_id: RequestId
+    step: int
+    """The worker's count."""
+    claimed: int
+    """Position."""
+    held: int | None
+    """The position that the state truly holds, when that is known."""
+    detail: Annotated[str, Field(max_length=1024)] = ""
+    story: Annotated[str, Field(max_length=8192)] = ""
+    """The request's last events."""
+
+
 class Goodbye(Message):
     """The worker leaves in good order: drained, nothing held."""
 
@@ -237,7 +255,19 @@ class Goodbye(Message):
 
 
 WorkerToRouter = Annotated[
-    Hello | Heartbeat | Paired | Admitted | Refused | Tokens | Finished | Failed | Cancelled | PrefillDone | CacheFlushed | Goodbye,
+    Hello
+    | Heartbeat
+    | Paired
+    | Admitted
+    | Refused
+    | Tokens
+    | Finished
+    | Failed
+    | Cancelled
+    | PrefillDone
+    | CacheFlushed
+    | AuditFound
+    | Goodbye,
     Field(discriminator="type"),
 ]
 

@@ -44,6 +44,7 @@ def build_app(front: Front, status: Status, control: Control) -> ASGIApp:
         ("/server_info", status.server_info),
         ("/version", status.version),
         ("/metrics", status.metrics_page),
+        ("/audit", control.audit),
     ):
         app.add_api_route(path, getter, methods=["GET"], response_model=None)
     app.add_api_route("/flush_cache", control.flush_cache, methods=["POST"], response_model=None)

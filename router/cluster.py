@@ -17,6 +17,7 @@ from protocol.ids import RequestId
 from protocol.messages import (
     Admit,
     Admitted,
+    AuditFound,
     CacheFlushed,
     Cancel,
     Cancelled,
@@ -30,6 +31,7 @@ from protocol.messages import (
     Tokens,
     WorkerToRouter,
 )
+from router.audit import AuditBook
 from router.events import (
     ClientGone,
     DeadlinePassed,
@@ -85,6 +87,7 @@ class Cluster:
         self.table = table
         self.members = Membership(table, transport, metrics, clock=clock, on_lost=self._on_lost, on_room=self._place_soon)
         self.epoch = self.members.epoch
+        self.audit = AuditBook()
         self._flushes = CacheFlushes(self.members)
         self._metrics = metrics
         self._queue_limit = queue_limit
@@ -398,6 +401,8 @@ class Cluster:
             self._on_request_message(message)
         elif isinstance(message, CacheFlushed):
             self._flushes.on_flushed(message)
+        elif isinstance(message, AuditFound):
+            self._note_audit(message)
         else:
             self.members.on_message(message)
 
@@ -427,6 +432,11 @@ class Cluster:
         worker = self.table.get(message.epoch)
         if worker is not None and message.request_id in worker.requests:
             worker.requests[message.request_id] = 0
+
+    def _note_audit(self, message: AuditFound) -> None:
+        worker = self.table.get(message.epoch)
+        if worker is not None:
+            self.audit.note(worker, message)
 
     def _drop(self, why: str, what: str) -> None:
         self._metrics.dropped[why] += 1

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from protocol.messages import CacheFlushed
+from router.audit import report
 from router.cluster import Cluster
 from router.errors import ApiError
 from router.json_text import JsonAnswer
@@ -29,6 +30,10 @@ class Control:
             raise ApiError(504, f"no answer from {names}; the other {len(flushed.answers)} workers have flushed", code="flush_incomplete")
         told = [_told(worker, answer) for worker, answer in flushed.answers]
         return JsonAnswer({"complete": not any(one["kept_blocks"] or one["kept_snapshots"] for one in told), "workers": told})
+
+    async def audit(self, request: Request) -> Response:
+        """What the workers' audits have found since the router started, and how much they looked at."""
+        return JsonAnswer(report(self.cluster.audit, self.cluster.table))
 
 
 def _told(worker: Worker, answer: CacheFlushed) -> dict[str, Any]:

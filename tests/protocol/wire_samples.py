@@ -67,6 +67,9 @@ FROM_WORKER: list[BaseModel] = [
     m.Cancelled(**ABOUT),
     m.PrefillDone(**ABOUT, timing=TIMING),
     m.CacheFlushed(epoch=EPOCH, number=3, freed_blocks=40, freed_snapshots=5, kept_blocks=2, kept_snapshots=1),
+    m.AuditFound(
+        epoch=EPOCH, purpose="publish", request_id=RequestId("req-7"), step=12, claimed=3920, held=3662, detail="detail", story="a; b"
+    ),
     m.Goodbye(epoch=EPOCH),
 ]
 FROM_ROUTER: list[BaseModel] = [

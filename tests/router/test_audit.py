@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from baton.main import app
 from protocol.ids import RequestId

@@ -112,14 +112,15 @@ class Trail:
         self.salt = salt
         self.root = root
         self.nodes: list[Node] = []
+        self.flushes = 0
+        """How often the cache had been flushed when the request began to use these nodes."""
 
     @property
     def end(self) -> Node:
-        return self.nodes[-1] if self.nodes else self.root
+        return self.at(len(self.nodes))
 
-    @property
-    def alive(self) -> bool:
-        return self.end.alive
+    def at(self, depth: int) -> Node:
+        return self.nodes[depth - 1] if depth > 0 else self.root
 
 
 class Tree:
@@ -145,8 +146,7 @@ class Tree:
         """Bring the trail up to what the tree holds now: forget nodes that are gone, go on to the last full block in [0, limit)."""
         while trail.nodes and not trail.nodes[-1].alive:  # nodes go from the leaves on
             trail.nodes.pop()
-        if not trail.root.alive:
-            trail.root = self.roots.get(trail.salt, trail.root)
+        self.refresh(trail)
         size = self.block_tokens
         del trail.nodes[limit // size :]
         while (len(trail.nodes) + 1) * size <= limit:
@@ -155,6 +155,11 @@ class Tree:
             if node is None:
                 return
             trail.nodes.append(node)
+
+    def refresh(self, trail: Trail) -> None:
+        """A root goes with the last thing behind it; there may be a new one."""
+        if not trail.root.alive:
+            trail.root = self.roots.get(trail.salt, trail.root)
 
     def deepest_snapshot(self, trail: Trail, tokens: Sequence[int], limit: int) -> Snapshot | None:
         """The last one at or before ``limit`` whose tokens are the first of ``tokens``. The trail has just been followed."""
@@ -165,13 +170,6 @@ class Tree:
                 if found is not None:
                     return found
         return None
-
-    def parting(self, trail: Trail, tokens: Sequence[int]) -> int:
-        """Where ``tokens`` leave what the tree holds: the first position at which no known sequence goes on like them."""
-        start = trail.end.depth * self.block_tokens
-        own = tokens[start : start + self.block_tokens]
-        known = [*trail.end.children, *trail.end.snapshots]
-        return start + max((common_length(own, other) for other in known), default=0)
 
     # --- growing
 
@@ -191,16 +189,21 @@ class Tree:
         self.num_nodes += 1
         return node
 
-    def add_snapshot(self, node: Node, tail: Tokens, slot: int, partial: int | None, why: Why) -> Snapshot:
-        assert node.alive, "at a node that is gone"
+    def propose(self, node: Node, tail: Tokens, slot: int, partial: int | None, why: Why) -> Snapshot:
+        """A snapshot as it would be; ``add_snapshot`` puts it there."""
         assert len(tail) < self.block_tokens, "a tail is less than a block"
-        assert tail not in node.snapshots, "this position is taken already"
         position = node.depth * self.block_tokens + len(tail)
         snapshot = Snapshot(node=node, tail=tail, position=position, slot=slot, partial=partial, why=why)
+        snapshot.shallower = self._shallower(snapshot)
+        return snapshot
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        node, tail = snapshot.node, snapshot.tail
+        assert node.alive, "at a node that is gone"
+        assert tail not in node.snapshots, "this position is taken already"
         self._link(snapshot)
         node.snapshots[tail] = snapshot
         self.snapshots[snapshot] = None
-        return snapshot
 
     # --- shrinking
 

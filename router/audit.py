@@ -23,9 +23,9 @@ log = logging.getLogger("baton.router")
 class AuditBook:
     """Kept as long as the router lives, though the worker may be gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_kept: int = MAX_KEPT) -> None:
         self.total = 0
-        self.entries: deque[dict[str, Any]] = deque(maxlen=MAX_KEPT)
+        self.entries: deque[dict[str, Any]] = deque(maxlen=max_kept)
 
     def note(self, worker: Worker, found: AuditFound) -> None:
         self.total += 1

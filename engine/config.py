@@ -46,6 +46,12 @@ class EngineConfig:
     """Most states that the cache keeps. None: 8 · max_running, bounded by ``snapshot_bytes``."""
     snapshot_bytes: int = 1 << 30
     """Bound for the derived ``snapshot_slots`` only."""
+    snapshot_dir: Path | None = None
+    """Where what the cache has no room for goes to, and comes back from after a restart. None: nowhere."""
+    snapshot_dir_bytes: int = 8 << 30
+    """Most bytes of files there."""
+    audit_sample: float = 0.0
+    """Share of the cache's hits that are computed again in the background and compared, 0..1."""
     max_model_len: int | None = None
     """Bound for prompt + output; None: the checkpoint's max_position_embeddings."""
     tail_padding: TailPadding = "auto"
@@ -70,6 +76,8 @@ class EngineConfig:
             ("snapshot_tokens", self.snapshot_tokens >= 1, "at least 1"),
             ("snapshot_slots", self.snapshot_slots is None or self.snapshot_slots >= 0, "at least 0"),
             ("snapshot_bytes", self.snapshot_bytes >= 0, "at least 0"),
+            ("snapshot_dir_bytes", self.snapshot_dir_bytes >= 0, "at least 0"),
+            ("audit_sample", 0 <= self.audit_sample <= 1, "0..1"),
             ("max_model_len", self.max_model_len is None or self.max_model_len >= 2, "at least 2"),
             ("threads", self.threads is None or self.threads >= 1, "at least 1"),
             ("tail_padding", self.tail_padding in ("auto", "always", "never"), "auto, always, never"),

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -17,9 +18,12 @@ from torch import Tensor
 import kernels
 from engine.active import ActiveRequest, Phase
 from engine.advance import Advance, advance, new_entries
+from engine.audit import AuditLog, Violation
 from engine.capacity import check_request, plan_capacity, torch_dtype
 from engine.config import EngineConfig
+from engine.deep_audit import DeepAudit
 from engine.drafter import ChooseDraft, Drafter, Entries
+from engine.file_tier import FileTier, open_file_tier
 from engine.models.info import ModelInfo
 from engine.models.loader import load_model
 from engine.planned import Planned
@@ -45,7 +49,7 @@ from engine.request import (
     StartedEvent,
     TokensEvent,
 )
-from engine.rows import Row
+from engine.rows import Row, RowKind
 from engine.runner import Model, RowOutput, Runner
 from engine.sampling import NO_TOKEN, Sampler
 from engine.scheduler import Limits, Scheduler
@@ -57,8 +61,9 @@ from protocol.regions import Region
 log = logging.getLogger(__name__)
 
 VIOLATIONS = "baton_state_audit_violations_total"
+AUDIT_TOKENS = 16_384
+"""Longer hits are not computed again: bounds the memory of the deep audit."""
 COUNTERS = (
-    VIOLATIONS,
     "baton_steps_total",
     "baton_prompt_tokens_total",
     "baton_output_tokens_total",
@@ -96,6 +101,7 @@ class EngineCore:
         self._runner = Runner(loaded.model, self.pools)
         self._drafter = Drafter(loaded.model, self.pools) if loaded.info.has_mtp else None
         self._policies = policies
+        self.audit = AuditLog()
         self.cache = self._make_cache() if config.prefix_cache else None
         """None when it is switched off."""
         self._scheduler = Scheduler(self.pools, _limits(config), policies, self.cache)
@@ -105,11 +111,38 @@ class EngineCore:
         self._counts: Counter[str] = Counter()
         self._prefill_tokens, self._prefill_seconds = 0, 0.0
         """Of all steps: what the cache's savings are estimated from."""
+        self._previous: dict[RequestKey, int] = {}
+        """See ``Policies.previous_states``; during a step only."""
+        self._deep_audit = self._make_deep_audit() if self.cache is not None and config.audit_sample > 0 else None
+        self._tier = self._make_tier(config.snapshot_dir) if self.cache is not None and config.snapshot_dir is not None else None
 
     def _make_cache(self) -> PrefixCache:
         info = self.model_info
         salt = Salt(weights_digest=info.weights_digest, adapter=None, dtype=info.dtype, cache_salt=None)
-        return PrefixCache(self.pools, salt=salt, max_snapshots=self.capacity.snapshot_slots, policies=self._policies)
+        max_snapshots = self.capacity.snapshot_slots
+        return PrefixCache(self.pools, salt=salt, max_snapshots=max_snapshots, policies=self._policies, audit=self.audit)
+
+    def _make_deep_audit(self) -> DeepAudit:
+        max_tokens = min(self.capacity.max_model_len, AUDIT_TOKENS)
+        audit = DeepAudit(self.loaded.model, self.pools, self.audit, sample=self.config.audit_sample, max_tokens=max_tokens)
+        self.observe(audit)
+        return audit
+
+    def _make_tier(self, directory: Path) -> FileTier:
+        try:
+            tier = open_file_tier(directory, self.config.snapshot_dir_bytes, self.model_info, self.pools)
+        except OSError as error:
+            raise ValueError(f"snapshot_dir={str(directory)!r} is not possible: {error.strerror}") from None
+        self.attach_tier(tier)
+        return tier
+
+    def close(self) -> None:
+        """After the last step: what the cache keeps goes to its second tier, if it has one, and is written. May be called again."""
+        tier, self._tier = self._tier, None
+        if self.cache is not None and tier is not None:
+            self.cache.spill_all()
+            self.cache.attach_tier(None)
+            tier.close()
 
     # --- requests come and go
 
@@ -179,7 +212,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """False also when all that is there waits for something from outside: a landing, a release, a cancel."""
-        return bool(self._requests) and not self._stalled
+        return (bool(self._requests) and not self._stalled) or (self._deep_audit is not None and self._deep_audit.has_work())
 
     # --- the prefix cache
 
@@ -219,7 +252,11 @@ class EngineCore:
         per_token = self._prefill_seconds / self._prefill_tokens if self._prefill_tokens else 0.0
         saved = {"baton_cache_saved_seconds_total": stats.hit_tokens * per_token}
         preempted = {"baton_preemptions_total": float(self._scheduler.preemptions)}
-        return {name: float(self._counts[name]) for name in COUNTERS} | preempted | stats.counters() | saved
+        told = {name: float(self._counts[name]) for name in COUNTERS} | {VIOLATIONS: float(self.audit.total)}
+        told |= preempted | stats.counters() | saved
+        for part in (self._deep_audit, self._tier):
+            told |= part.counters() if part is not None else {}
+        return told
 
     def check_integrity(self) -> None:
         """Between steps: every page is free or owned once, and every tag is true. Raises AssertionError with the story."""
@@ -238,6 +275,8 @@ class EngineCore:
         plan = self._scheduler.plan()
         self._stalled = not plan
         events = self._seal_what_was_found() + self._tell_started([planned.active for planned in plan])
+        if self._deep_audit is not None and not events:
+            self._deep_audit.work(busy=bool(plan))
         if events or not plan:
             return events
         self._scheduler.serve(plan)
@@ -276,6 +315,8 @@ class EngineCore:
         followed = self._follow([step for step in advanced if step.finish is None or step.active.trail is not None], events)
         for step in followed:
             self._keep_in_cache(step.active, self._claims(step))
+        self.pools.slots.give(self._previous.values())
+        self._previous.clear()
         for step in advanced:
             if step.finish is not None:
                 self._finish(step, events)
@@ -285,11 +326,19 @@ class EngineCore:
     def _begin(self, plan: Sequence[Planned], events: list[EngineEvent]) -> list[tuple[ActiveRequest, Row]]:
         begun: list[tuple[ActiveRequest, Row]] = []
         for planned in plan:
+            if self._policies.previous_states and planned.kind is RowKind.EXTEND:
+                self._keep_previous(planned.active)
             try:
                 begun.append((planned.active, planned.begin()))
             except StateAuditError as error:
                 self._fail(planned.active, error, events)
         return begun
+
+    def _keep_previous(self, active: ActiveRequest) -> None:
+        slots = self.pools.slots
+        if slots.num_available > 0:
+            (self._previous[active.key],) = slots.take(1)
+            slots.copy(active.slots[0], self._previous[active.key])
 
     def _forward(self, begun: Sequence[tuple[ActiveRequest, Row]], events: list[EngineEvent]) -> list[RowOutput]:
         """Empty when the model raised: then nothing of the step counts, and its requests have failed."""
@@ -396,6 +445,7 @@ class EngineCore:
             grid=self.config.snapshot_tokens,
             branches=frozenset(active.branches),
             ended=step.finish is not None,
+            previous=self._previous.get(active.key),
         )
         return self._policies.publish(view)
 
@@ -408,7 +458,7 @@ class EngineCore:
             return
         assert self._drafter is None or active.mtp_known >= active.computed, "MTP's KV is a part of the blocks"
         who = Who(active.key, self._scheduler.steps, active.told)
-        self._counts[VIOLATIONS] += self.cache.publish(active.trail, active.tokens, active.blocks, active.computed, claims, who)
+        self.cache.publish(active.trail, active.tokens, active.blocks, active.computed, claims, who)
 
     def _offer(self, active: ActiveRequest, events: list[EngineEvent]) -> None:
         """Say which blocks are final, and seal when all are. After the step that made them, never before (invariant 3)."""
@@ -463,7 +513,7 @@ class EngineCore:
 
     def _fail(self, active: ActiveRequest, error: Exception, events: list[EngineEvent]) -> None:
         if isinstance(error, StateAuditError):
-            self._counts[VIOLATIONS] += 1
+            self.audit.record(_violation(error, active, self._scheduler.steps))
         self._counts["baton_failed_requests_total"] += 1
         log.error("request failed: %s: %s; story: %s", type(error).__name__, error, active.told())
         if active.seals:
@@ -487,4 +537,10 @@ def _limits(config: EngineConfig) -> Limits:
         ),
         prefill_tokens=config.prefill_token_budget,
         tail_padding=config.tail_padding,
+    )
+
+
+def _violation(error: StateAuditError, active: ActiveRequest, step: int) -> Violation:
+    return Violation(
+        purpose=error.purpose, request_id=active.key.request_id, step=step, claimed=error.claimed, held=error.held, story=active.told()
     )

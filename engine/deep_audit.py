@@ -28,9 +28,10 @@ RUNNING, CLAIMED = SINK + 1, SINK + 2
 """Our slots: the recomputed state, and a copy of the one that was gone on from."""
 TOLERANCE = 1e-3
 """Largest difference that other chunk boundaries may make, relative to the largest value of the layer's part of the state."""
-IDLE_TOKENS = 256
+IDLE_TOKENS = 64
+"""In one piece, while nobody waits: a request that comes then waits for one piece at most."""
 BUSY_TOKENS, BUSY_STEPS = 32, 8
-"""Beside requests: so many tokens after every so many steps."""
+"""Beside requests: so many tokens before every so many steps."""
 
 log = logging.getLogger("baton.audit")
 

@@ -29,6 +29,9 @@ class Policies:
     """How a prompt's last token is run, and so which state is kept after it."""
     publish: PublishRule = publish_reached
     """Which states a request offers to the prefix cache after a step, and as what."""
+    previous_states: bool = False
+    """Keep the state before each chunk until its states are published, as ``PublishView.previous``: what a publishing rule needs that
+    looks back. Ours never does."""
     enforce_tags: bool = True
     """False: the cache believes claims that its slots' tags contradict. They are counted and told all the same."""
     score: Score = greedy_dual

@@ -97,7 +97,7 @@ class StatePool(Ledger):
     def audit(self, slot: int, position: int, purpose: str) -> None:
         """Raises StateAuditError unless ``slot`` truly holds h(position) (invariant 2)."""
         if self.tags[slot] != position:
-            raise StateAuditError(f"{purpose}: slot {slot} is claimed to hold h({position}) but its tag is {self.tags[slot]}")
+            raise StateAuditError(purpose, slot, position, self.tags[slot])
 
     def conv(self, layer: int) -> Tensor:
         return self.part(f"conv.{layer}")

@@ -275,8 +275,8 @@ class Scheduler:
             return NO_HIT
         if not active.sought:
             active.sought = True
-            self._cache.restore(active.trail, active.tokens, active.prefill_end)
-        return self._cache.look(active.trail, active.tokens, active.prefill_end)
+            self._cache.restore(active.trail, active.tokens, active.prefill_end, self._who(active))
+        return self._cache.look(active.trail, active.tokens, active.prefill_end, self._who(active))
 
     def _look_within(self, active: ActiveRequest, room: Pages) -> Hit:
         """A hit is pinned while its state is copied, which takes a page or two more: where there is no room for that, none."""

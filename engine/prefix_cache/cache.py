@@ -10,11 +10,11 @@ What is true. A snapshot is taken after the step that made the state, and only o
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.audit import AuditLog, Violation
 from engine.policies import Policies
 from engine.pools import Pools
 from engine.prefix_cache.observer import CacheObserver, PublishRecord, ResumeRecord
@@ -25,8 +25,6 @@ from engine.prefix_cache.tree import Node, Salt, Snapshot, Trail, Tree, Why
 from engine.request import CachedPrefix, CacheSummary
 from protocol.ids import RequestKey
 from protocol.prefix import prefix_digests
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +66,13 @@ class Who:
 
 
 class PrefixCache:
-    def __init__(self, pools: Pools, *, salt: Salt, max_snapshots: int, policies: Policies) -> None:
-        """``salt``: of requests that bring none of their own."""
+    def __init__(self, pools: Pools, *, salt: Salt, max_snapshots: int, policies: Policies, audit: AuditLog) -> None:
+        """``salt``: of requests that bring none of their own. ``audit`` is told of every claim that isn't true."""
         self._blocks, self._slots = pools.blocks, pools.slots
         self._salt = salt
         self._max_snapshots = max_snapshots
         self._policies = policies
+        self._audit = audit
         self._tree = Tree(pools.blocks.block_tokens)
         self._bare: OrderedDict[Node, None] = OrderedDict()
         """Leaves without a snapshot, the least recently used first."""
@@ -93,12 +92,12 @@ class PrefixCache:
     def trail(self, cache_salt: str | None) -> Trail:
         return self._tree.trail(self._salt._replace(cache_salt=cache_salt))
 
-    def look(self, trail: Trail, tokens: Sequence[int], limit: int) -> Hit:
+    def look(self, trail: Trail, tokens: Sequence[int], limit: int, who: Who) -> Hit:
         """The longest KV and the deepest state of tokens [0, limit). Drops states that turn out to be lies."""
         self._tree.follow(trail, tokens, limit)
         while (snapshot := self._tree.deepest_snapshot(trail, tokens, limit)) is not None and self._is_lie(snapshot):
             self._stats.refused_resumes += 1
-            log.error("resume: snapshot of %d holds %s: dropped", snapshot.position, self._slots.tags[snapshot.slot])
+            self._audit.record(_violation("resume", who, snapshot.position, self._slots.tags[snapshot.slot]))
             self._evict_snapshot(snapshot)
         return Hit(tuple(trail.nodes), snapshot, len(trail.nodes) * self._tree.block_tokens)
 
@@ -110,11 +109,11 @@ class PrefixCache:
             state_tokens=snapshot.position if snapshot is not None else 0, kv_tokens=len(trail.nodes) * self._tree.block_tokens
         )
 
-    def restore(self, trail: Trail, tokens: Sequence[int], limit: int) -> None:
+    def restore(self, trail: Trail, tokens: Sequence[int], limit: int, who: Who) -> None:
         """Bring back from the second tier what it has beyond the tree, if there is room that costs nobody anything."""
         if self._tier is None:
             return
-        known = self.look(trail, tokens, limit).state_tokens
+        known = self.look(trail, tokens, limit, who).state_tokens
         stored = self._tier.find(trail.salt, tokens, known, limit)
         if stored is not None:
             self._load(trail, tokens, stored)
@@ -186,17 +185,18 @@ class PrefixCache:
 
     # --- keeping
 
-    def publish(self, trail: Trail, tokens: Sequence[int], blocks: list[int], known: int, claims: Sequence[Claim], who: Who) -> int:
-        """Keep the full blocks of [0, known), and the states that are claimed. Returns how many claims were lies.
+    def publish(self, trail: Trail, tokens: Sequence[int], blocks: list[int], known: int, claims: Sequence[Claim], who: Who) -> None:
+        """Keep the full blocks of [0, known), and the states that are claimed and true.
 
         KV and MTP KV of [0, known) are final. Where the tree has a block for the same tokens already, it takes the place of the
         request's own in ``blocks``.
         """
         if trail.flushes != self._flushes:
-            return 0  # what the request was built on is forgotten, and so is the rest
+            return  # what the request was built on is forgotten, and so is the rest
         self._tree.refresh(trail)
         self._publish_blocks(trail, tokens, blocks, known)
-        return sum([not self._publish_state(trail, tokens, blocks, claim, who) for claim in claims])
+        for claim in claims:
+            self._publish_state(trail, tokens, blocks, claim, who)
 
     def _publish_blocks(self, trail: Trail, tokens: Sequence[int], blocks: list[int], known: int) -> None:
         size = self._tree.block_tokens
@@ -221,16 +221,18 @@ class PrefixCache:
         self._stats.published_blocks += 1
         return node
 
-    def _publish_state(self, trail: Trail, tokens: Sequence[int], blocks: Sequence[int], claim: Claim, who: Who) -> bool:
-        """False: the claim was a lie."""
+    def _publish_state(self, trail: Trail, tokens: Sequence[int], blocks: Sequence[int], claim: Claim, who: Who) -> None:
         held = self._slots.tags[claim.slot]
         record = PublishRecord(
             key=who.key, story=who.story(), step=who.step, claimed=claim.position, held=held, slot=claim.slot, why=claim.why
         )
         if held != claim.position:
-            self._refuse(record)
+            self._stats.refused_publishes += 1
+            self._audit.record(_violation("publish", who, claim.position, held))
+            for observer in self._observers:
+                observer.refused(record)
             if self._policies.enforce_tags:
-                return False
+                return
         depth = claim.position // self._tree.block_tokens
         node = trail.at(depth)
         tail = tuple(tokens[depth * self._tree.block_tokens : claim.position])
@@ -240,13 +242,6 @@ class PrefixCache:
         elif self._keep_state(trail, node, tail, claim, blocks[depth] if tail else None):
             for observer in self._observers:
                 observer.published(record)
-        return held == claim.position
-
-    def _refuse(self, record: PublishRecord) -> None:
-        self._stats.refused_publishes += 1
-        log.error("publish: state@%d is claimed to be state@%d; story: %s", record.held or 0, record.claimed, record.story)
-        for observer in self._observers:
-            observer.refused(record)
 
     def _keep_state(self, trail: Trail, node: Node, tail: tuple[int, ...], claim: Claim, partial: int | None) -> bool:
         new = self._tree.propose(node, tail, claim.slot, partial, claim.why)
@@ -335,7 +330,7 @@ class PrefixCache:
         self._stats.evicted_snapshots += 1
         for observer in self._observers:
             observer.evicted(snapshot)
-        if self._tier is not None and not self._is_lie(snapshot):
+        if self._tier is not None and self._holds_its_position(snapshot):
             self._tier.spill(self._entry(snapshot))
         self._drop_snapshot(snapshot)
 
@@ -362,6 +357,13 @@ class PrefixCache:
             self._bare.move_to_end(node, last=False)
 
     # --- the second tier
+
+    def spill_all(self) -> None:
+        """Everything that is kept goes to the second tier as well, the most recently used last: it counts as the youngest there."""
+        for snapshot in sorted(self._tree.snapshots, key=lambda one: one.used_at) if self._tier is not None else ():
+            if self._holds_its_position(snapshot):
+                assert self._tier is not None
+                self._tier.spill(self._entry(snapshot))
 
     def _entry(self, snapshot: Snapshot) -> TierEntry:
         path = snapshot.node.path()
@@ -401,7 +403,7 @@ class PrefixCache:
     def observe(self, observer: CacheObserver) -> None:
         self._observers.append(observer)
 
-    def attach_tier(self, tier: SecondTier) -> None:
+    def attach_tier(self, tier: SecondTier | None) -> None:
         self._tier = tier
 
     def stats(self) -> CacheStats:
@@ -446,8 +448,15 @@ class PrefixCache:
         return self._digests[snapshot]
 
     def _is_lie(self, snapshot: Snapshot) -> bool:
-        return self._policies.enforce_tags and self._slots.tags[snapshot.slot] != snapshot.position
+        return self._policies.enforce_tags and not self._holds_its_position(snapshot)
+
+    def _holds_its_position(self, snapshot: Snapshot) -> bool:
+        return self._slots.tags[snapshot.slot] == snapshot.position
 
     def _touch(self, snapshot: Snapshot) -> None:
         self._uses += 1
         snapshot.clock, snapshot.used_at = self._clock, self._uses
+
+
+def _violation(purpose: str, who: Who, claimed: int, held: int | None) -> Violation:
+    return Violation(purpose=purpose, request_id=who.key.request_id, step=who.step, claimed=claimed, held=held, story=who.story())

@@ -22,6 +22,8 @@ class PublishView:
     branches: frozenset[int]
     ended: bool
     """The answer is complete."""
+    previous: int | None = None
+    """A slot with the state at ``first``; see ``Policies.previous_states``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,6 @@ from engine.prefix_cache.tier import SecondTier
 from engine.prefix_cache.tree import Salt, Why
 from engine.request import (
     CachedPrefix,
-    CacheSummary,
     EngineEvent,
     EngineRequest,
     FailedEvent,
@@ -228,9 +227,6 @@ class EngineCore:
 
     def cache_stats(self) -> CacheStats:
         return self.cache.stats() if self.cache is not None else CacheStats()
-
-    def cache_summary(self, limit: int = 256) -> CacheSummary:
-        return self.cache.summary(limit) if self.cache is not None else CacheSummary(version=0)
 
     def observe(self, observer: CacheObserver) -> None:
         """Tell ``observer`` from now on what the cache does. Nothing when it is switched off."""

@@ -21,6 +21,8 @@ class Ledger:
         self._users = [0] * num_pages
         self._keeps = [0] * num_pages
         self.num_idle = 0
+        self.num_kept = 0
+        """Pages that the cache keeps, used or idle."""
         self.reclaim: Callable[[int], None] | None = None
         """``reclaim(count)``, set by the cache: drop idle pages until that many more are free."""
 
@@ -64,6 +66,7 @@ class Ledger:
     def keep(self, page: int) -> None:
         """The cache wants it once more. Precondition: it is used or idle."""
         assert self._users[page] + self._keeps[page] > 0, f"page {page} is free"
+        self.num_kept += self._keeps[page] == 0
         self._keeps[page] += 1
 
     def drop(self, page: int) -> bool:
@@ -71,6 +74,7 @@ class Ledger:
         assert self._keeps[page] > 0, f"page {page} isn't kept"
         self.num_idle -= self.is_idle(page)
         self._keeps[page] -= 1
+        self.num_kept -= self._keeps[page] == 0
         self.num_idle += self.is_idle(page)
         freed = self._users[page] + self._keeps[page] == 0
         if freed:
@@ -99,6 +103,7 @@ class Ledger:
             assert (page in free) == (true == (0, 0)), f"{what} {page} has (users, keeps) {true}, yet free is {page in free}"
         assert SINK not in free, f"the sink {what} is free"
         assert self.num_idle == sum(self.is_idle(page) for page in range(self.num_pages)), f"idle {what}s are miscounted"
+        assert self.num_kept == sum(count > 0 for count in self._keeps), f"kept {what}s are miscounted"
 
 
 class FreeRuns:

@@ -58,16 +58,6 @@ class CachedPrefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSummary:
-    """Which prefixes a worker could go on from."""
-
-    version: int
-    """Another one when ``entries`` are others."""
-    entries: tuple[tuple[int, int], ...] = ()
-    """(position, ``protocol.prefix`` digest), the most valuable first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEvent:
     key: RequestKey
 

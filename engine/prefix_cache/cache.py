@@ -22,9 +22,8 @@ from engine.prefix_cache.publishing import Claim
 from engine.prefix_cache.stats import CacheStats
 from engine.prefix_cache.tier import SecondTier, StoredPrefix, TierEntry
 from engine.prefix_cache.tree import Node, Salt, Snapshot, Trail, Tree, Why
-from engine.request import CachedPrefix, CacheSummary
+from engine.request import CachedPrefix
 from protocol.ids import RequestKey
-from protocol.prefix import prefix_digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +77,9 @@ class PrefixCache:
         """Leaves without a snapshot, the least recently used first."""
         self._clock = 0.0
         self._uses = 0
-        self._version = 0
         self._flushes = 0
         self._observers: list[CacheObserver] = []
         self._tier: SecondTier | None = None
-        self._digests: dict[Snapshot, int] = {}
         self._stats = CacheStats()
         pools.blocks.reclaim = self._free_blocks
         pools.slots.reclaim = self._free_slots
@@ -114,7 +111,7 @@ class PrefixCache:
         if self._tier is None:
             return
         known = self.look(trail, tokens, limit, who).state_tokens
-        stored = self._tier.find(trail.salt, tokens, known, limit)
+        stored = self._tier.find(trail.salt, tokens, known, limit) if known < limit else None
         if stored is not None:
             self._load(trail, tokens, stored)
 
@@ -265,7 +262,6 @@ class PrefixCache:
         if new.partial is not None:
             self._blocks.keep(new.partial)
         self._bare.pop(new.node, None)
-        self._version += 1
         self._stats.published_snapshots += 1
         self._touch(new)
 
@@ -336,11 +332,9 @@ class PrefixCache:
 
     def _drop_snapshot(self, snapshot: Snapshot) -> None:
         self._tree.remove_snapshot(snapshot)
-        self._digests.pop(snapshot, None)
         self._slots.drop(snapshot.slot)
         if snapshot.partial is not None:
             self._blocks.drop(snapshot.partial)
-        self._version += 1
         self._note_bare(snapshot.node)
 
     def _drop_node(self, node: Node) -> None:
@@ -409,18 +403,9 @@ class PrefixCache:
     def stats(self) -> CacheStats:
         self._stats.blocks = self._tree.num_nodes
         self._stats.snapshots = len(self._tree.snapshots)
-        self._stats.kv_bytes = len(set(self._kept_blocks())) * self._blocks.block_bytes
+        self._stats.kv_bytes = self._blocks.num_kept * self._blocks.block_bytes
         self._stats.snapshot_bytes = len(self._tree.snapshots) * self._slots.slot_bytes
         return replace(self._stats)
-
-    def summary(self, limit: int) -> CacheSummary:
-        score = self._policies.score
-        best = sorted(self._tree.snapshots, key=lambda snapshot: -score(snapshot))[:limit]
-        return CacheSummary(version=self._version, entries=tuple((snapshot.position, self._digest(snapshot)) for snapshot in best))
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     def check_integrity(self) -> tuple[list[int], list[int]]:
         """The kept blocks (once per hold) and slots. Raises AssertionError when the cache contradicts itself."""
@@ -440,12 +425,6 @@ class PrefixCache:
     def _kept_blocks(self) -> list[int]:
         partial = [snapshot.partial for snapshot in self._tree.snapshots if snapshot.partial is not None]
         return [node.block for node in self._tree.nodes()] + partial
-
-    def _digest(self, snapshot: Snapshot) -> int:
-        if snapshot not in self._digests:
-            tokens, salt = [*snapshot.node.prefix(), *snapshot.tail], self._tree.salt(snapshot.node)
-            self._digests |= {snapshot: prefix_digests(tokens, [snapshot.position], salt.cache_salt)[snapshot.position]}
-        return self._digests[snapshot]
 
     def _is_lie(self, snapshot: Snapshot) -> bool:
         return self._policies.enforce_tags and not self._holds_its_position(snapshot)

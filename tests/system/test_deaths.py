@@ -34,9 +34,9 @@ def four(survivors: Cluster) -> Cluster:
         survivors.start_router()
     for name in sorted(dead - {"router"}):
         if name.startswith("p"):
-            survivors.start_worker("prefill", name, "--max-prefill-chunk", "16", "--step-tokens", "16")
+            survivors.start_worker("prefill", name, "--max-prefill-chunk", "16", "--step-tokens", "16", "--no-prefix-cache")
         else:
-            survivors.start_worker("decode", name, "--speculation", "2")
+            survivors.start_worker("decode", name, "--speculation", "2", "--no-prefix-cache")
     survivors.until_ready(2, 2)
     survivors.until_whole()
     return survivors

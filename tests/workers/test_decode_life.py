@@ -69,7 +69,13 @@ class World:
         if state is State.LANDING:
             return [Landed(4.0), LandFailed("a tag is wrong"), CancelAsked()]
         if state is State.ACTIVE:
-            return [TokensOut(5.0, TOKENS), EngineFinished(FINISHED), EngineFailed("a fault"), CancelAsked(keep=True), PrefillStarted(2.0, 0)]
+            return [
+                TokensOut(5.0, TOKENS),
+                EngineFinished(FINISHED),
+                EngineFailed("a fault"),
+                CancelAsked(keep=True),
+                PrefillStarted(2.0, 0),
+            ]
         return [HandoffClosed(), CancelAsked()]
 
     def happen(self, event: Event) -> None:

@@ -33,9 +33,7 @@ def put(tree: Tree, tokens: Sequence[int], salt: Salt = SALT) -> None:
         tree.add_snapshot(tree.propose(trail.end, tail, 1, 2 if tail else None, Why.PROMPT))
 
 
-@given(
-    put_in=st.lists(sequences, max_size=12), asked=sequences, limit=st.integers(0, 14), size=st.integers(1, 5), data=st.data()
-)
+@given(put_in=st.lists(sequences, max_size=12), asked=sequences, limit=st.integers(0, 14), size=st.integers(1, 5), data=st.data())
 def test_the_deepest_true_prefix_is_found(
     put_in: list[tuple[int, ...]], asked: tuple[int, ...], limit: int, size: int, data: st.DataObject
 ) -> None:

@@ -1,6 +1,6 @@
 """Is what a prefix cache gives back true? Greedy answers through the split with the cache on and off, token for token.
 
-    python -m scripts.experiment_prefix_cache [CHECKPOINT] [--prompts 200] [--concurrency 32] [--speculation 3] [--policies MODULE:ATTRIBUTE]
+    python -m scripts.experiment_prefix_cache [CHECKPOINT] [--prompts 200] [--concurrency 32] [--policies MODULE:ATTRIBUTE]
 
 Prompts of mixed lengths, cut from this repository's own texts, begin alike in a tree of ways; so many at once share a tight token
 budget, on one prefill and one decode worker. First without cache, then with one: cold, and warm twice. With ``--policies`` the

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from baton import bench_compare, bench_serve, bench_swe
 from baton.console import err, errors_as_exit, out
 from baton.models import resolve_model
 
@@ -71,6 +72,11 @@ def decode(
 
         result = measure.decode(path, new_tokens=new_tokens, batch=batch, runs=runs, threads=threads, speculation=speculation)
         _show("decode", result | {"machine": measure.machine()}, as_json)
+
+
+app.command("swe", help="Agents that fix bugs with tools, and how many do: a score that falls when state is wrong.")(bench_swe.command)
+app.command("serve", help="Plain prompts: random, from a file, or with the lengths of chats.")(bench_serve.command)
+app.command("compare", help="Two reports of bench swe: the same instances resolved, the same token ids?")(bench_compare.command)
 
 
 def _show(title: str, result: dict[str, Any], as_json: bool) -> None:

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -49,6 +49,8 @@ class Spec:
     name: str
     module: str
     args: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """On top of ours."""
 
 
 @dataclass(slots=True)
@@ -124,7 +126,7 @@ class LocalCluster:
             _signal(child, signal.SIGKILL)
 
     async def _start(self, spec: Spec) -> None:
-        environment = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", **spec.environment}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", spec.module, *spec.args),

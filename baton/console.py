@@ -16,17 +16,32 @@ from protocol.errors import BatonError, ConfigError
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
-out = Console(highlight=False, soft_wrap=True)
+_UNSEEN = (
+    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+)
+"""Control characters, with the pictures that stand for them."""
+
+out = Console(highlight=False, emoji=False, soft_wrap=True)
 """Results: what a script may read."""
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 """Everything else."""
+
+
+def harmless(text: str) -> str:
+    """For text that a model or a program wrote: it can't steer the terminal."""
+    return text.translate(_UNSEEN)
 
 
 def fail(message: str, code: int = EXIT_FAILURE) -> NoReturn:
     """Say why in one line on stderr and exit."""
+    complain(message)
+    sys.exit(code)
+
+
+def complain(message: str) -> None:
+    """Say why in one line on stderr."""
     err.print("error:", style="bold red", end=" ")
     err.print(message, markup=False)
-    sys.exit(code)
 
 
 def baton_command() -> str:

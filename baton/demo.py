@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.cluster import ClusterError, LocalCluster, free_port
 from baton.console import baton_command, err, errors_as_exit, fail, out
 from baton.models import SPECULATION, resolve_model
-from baton.sse import TIMEOUT, ServerError, stream_json
 from baton.up import Plan, plan_cluster
+from loadgen.sse import TIMEOUT, ServerError, stream_json
 from protocol.config import UpSettings
 from protocol.sampling import SamplingParams
 

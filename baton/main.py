@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from baton import audit, bench, chat, demo, doctor, generate, up
+from baton import audit, bench, chat, demo, doctor, generate, probe, up
 
 app = typer.Typer(
     name="baton",
@@ -40,6 +40,7 @@ app.command("chat", help="Talk to a running server on the terminal.")(chat.comma
 app.command("generate", help="Answer prompts in this single process, without any server.")(generate.command)
 app.command("audit", help="Show what a running cluster's state audit has found; exit code 1 when it found anything.")(audit.command)
 app.command("doctor", help="Show versions, kernels and transports, and measure the link that a hand-off would take.")(doctor.command)
+app.add_typer(probe.app, name="probe", help="Look at the states themselves.")
 app.add_typer(bench.app, name="bench", help="Measure on this machine; every figure comes with its spread.")
 
 

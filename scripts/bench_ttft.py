@@ -23,8 +23,8 @@ from typing import Any
 import httpx
 
 from baton.cluster import LocalCluster, free_port
-from baton.sse import stream_json
 from baton.up import plan_cluster
+from loadgen.sse import stream_json
 from protocol.config import UpSettings
 
 SHAPES = {"split": 1, "one process": 0}

@@ -59,7 +59,10 @@ def test_what_the_packages_import_is_what_they_declare() -> None:
             else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         )
     } - set(sys.stdlib_module_names) - set(OURS)  # fmt: skip
-    declared = {re.split(r"[><=]", requirement)[0] for requirement in PYPROJECT["project"]["dependencies"]}
+    declared = {
+        re.split(r"[><=]", requirement)[0]
+        for requirement in [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["bench"]]
+    }
     modules = {name: {"pyzmq": "zmq", "ucxx-cu13": "ucxx", "prometheus-client": "prometheus_client"}.get(name, name) for name in declared}
     only_inside_others = {"httptools"}  # named to uvicorn
     come_with_others = {"starlette"}  # fastapi's own base

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from baton.console import EXIT_FAILURE, fail, out
-from baton.sse import error_text
+from loadgen.sse import error_text
 
 TIMEOUT_S = 10.0
 

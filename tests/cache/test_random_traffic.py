@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
@@ -13,12 +13,14 @@ from engine.core import EngineCore
 from engine.request import EngineRequest, FinishedEvent, Landing, SealedEvent
 from protocol.ids import RequestKey
 from tests.cache.cache_kit import expected, family, plain_pages
-from tests.engine.engine_kit import Drive, MakeCore, Told, assert_whole, key, poison, prompt, request
+from tests.engine.engine_kit import Drive, MakeCore, Told, assert_whole, poison, prompt, request
 
 OUTPUT = 6
 PROMPTS = [*family(13, (1, 4, 12)), *family(8, (2, 9), seed=4), prompt(1), prompt(2), prompt(16), prompt(17), (*prompt(17), 3, 4, 5)]
 PARAMS: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 5, "top_p": 0.9}]
 BLOCK_TOKENS = 4
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+"""A failing run is short enough to be read as it is; making it shorter takes minutes."""
 
 
 class Truth:
@@ -35,6 +37,7 @@ class Traffic(RuleBasedStateMachine):
     def __init__(self, truth: Truth) -> None:
         super().__init__()
         self.truth = truth
+        self.number = 0
         self.which: dict[RequestKey, tuple[int, int]] = {}
         self.landing: dict[RequestKey, Landing] = {}
         self.cancelled: set[RequestKey] = set()
@@ -55,7 +58,8 @@ class Traffic(RuleBasedStateMachine):
         poison(self.core)
 
     def _request(self, which: int, params: int, **changes: Any) -> EngineRequest:
-        made = request(len(self.which) + len(self.prefills), PROMPTS[which], max_tokens=OUTPUT, **PARAMS[params])
+        self.number += 1
+        made = request(self.number, PROMPTS[which], max_tokens=OUTPUT, **PARAMS[params])
         return EngineRequest(**{"key": made.key, "token_ids": made.token_ids, "sampling": made.sampling} | changes)
 
     @rule(which=st.integers(0, len(PROMPTS) - 1), params=st.integers(0, 1), use_cache=st.sampled_from([True, True, True, False]))
@@ -147,12 +151,11 @@ class Traffic(RuleBasedStateMachine):
                 assert [type(event) for event in told.endings] == [FinishedEvent]
         assert not self.prefills
         assert_whole(self.core)
-        assert key("nobody") not in self.drive.told
 
 
 def test_any_traffic_through_any_small_cache(make_core: MakeCore) -> None:
     truth = Truth(make_core)
     run_state_machine_as_test(
         lambda: Traffic(truth),
-        settings=settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=12, stateful_step_count=25, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck)),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import CacheUse, Finished, PrefillDone
+from protocol.messages import CacheUse, Finished, PrefillDone, Role
 from tests.engine.engine_kit import Drive, prompt, request
 from tests.workers.together import SHARED, Story, Together, make_core, together
 
@@ -150,7 +150,7 @@ async def test_salts_separate_and_a_request_may_stay_out(checkpoint: Path) -> No
 
 
 @pytest.mark.parametrize("off", ["prefill", "decode"])
-async def test_a_cache_may_be_off_on_one_side(checkpoint: Path, off: str) -> None:
+async def test_a_cache_may_be_off_on_one_side(checkpoint: Path, off: Role) -> None:
     tokens = prompt(25)
     (expected,) = alone(checkpoint, [tokens])
     async with together(checkpoint, speculation=3, snapshot_tokens=GRID, without_cache=off) as cluster:

@@ -21,7 +21,7 @@ from tests.reproductions.model_free import ModelFreeCore
 
 BLOCK, GRID, K = 16, 1600, 3
 OFFSETS = (331, 1599, 1601, 2531, 3011)
-BUDGETS = (1600, 1777, 2048, 3200, 4096, 8192)
+BUDGETS = (1600, 1777, 3200, 8192)
 FLUSH_EVERY = 25
 """Schedules that share one cache: what one leaves, the next may hit."""
 
@@ -165,10 +165,10 @@ class _Driver:
         """(step, request), by step: one whose state is at the offset, some that go on from what it shares, some that don't."""
         rng, offset = self._rng, self._arrangement.offset
         requests = [(0, self._request(f"{number}-first", self._prompt(family, offset + 1), remote=not self._arrangement.partial_hits))]
-        for index in range(rng.randint(1, 4)):
+        for index in range(rng.randint(1, 3)):
             of = family if rng.random() < 0.75 else rng.randrange(8)
-            shared = rng.choice((offset, offset, rng.randint(1, 2 * GRID)))
-            tokens = self._prompt(of, shared) + self._prompt(rng.randrange(8), rng.randint(1, 2 * GRID))
+            shared = rng.choice((offset, offset, offset, rng.randint(1, 2 * GRID)))
+            tokens = self._prompt(of, shared) + self._prompt(rng.randrange(8), rng.randint(1, GRID + GRID // 2))
             requests.append((rng.randint(0, 4), self._request(f"{number}-{index}", tokens, seals=rng.random() < 0.3)))
         return sorted(requests, key=lambda each: each[0])
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from decode_worker.peers import Callbacks, Ourselves, PrefillPeers
 from decode_worker.requests import DecodeRequests, Doors
+from engine.audit import Violation
 from engine.bridge import EngineBridge
 from engine.core import EngineCore
-from engine.serving import flush_cache, load_core, make_hello
+from engine.serving import audit_found, flush_cache, load_core, make_hello
 from protocol.config import DecodeSettings
 from protocol.ids import Epoch, new_epoch
 from protocol.messages import Admit, Cancel, Drain, FlushCache, Heartbeat, Hello, Paired, Peers
@@ -69,7 +71,7 @@ class DecodeWorker:
             await self.bridge.stop()
 
     def _build(self) -> None:
-        self.bridge = EngineBridge(self.core, lambda events: self.requests.on_engine_events(events))
+        self.bridge = EngineBridge(self.core, lambda events: self.requests.on_engine_events(events), self._on_violations)
         callbacks = Callbacks(
             on_message=lambda epoch, message: self.requests.on_peer_message(epoch, message),
             on_paired=self._on_paired,
@@ -122,6 +124,10 @@ class DecodeWorker:
     def _on_lost(self, peer: Epoch, reason: str) -> None:
         self._link.send(Paired(epoch=self.epoch, peer=peer, ok=False, reason=reason))
         self.requests.on_peer_lost(peer, reason)
+
+    def _on_violations(self, found: Sequence[Violation]) -> None:
+        for violation in found:
+            self._link.send(audit_found(violation, self.epoch))
 
     def _heartbeat(self) -> Heartbeat:
         counters = self.bridge.counters | dict(self.requests.counts)

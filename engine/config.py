@@ -89,6 +89,8 @@ class EngineConfig:
                 raise ValueError(f"{key}={getattr(self, key)!r} is not possible; allowed: {allowed}")
         if self.dtype == "float64" and self.kernels != "reference":
             raise ValueError(f"dtype='float64' needs kernels='reference', not {self.kernels!r}")
+        if not self.prefix_cache and (self.snapshot_dir is not None or self.audit_sample > 0):
+            raise ValueError("snapshot_dir and audit_sample need prefix_cache")
         chunk = min(self.max_prefill_chunk, self.step_tokens, self.prefill_token_budget or self.step_tokens)
         if self.chunk_policy == "strict" and chunk < self.snapshot_tokens:
             raise ValueError(

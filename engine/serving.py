@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 
+from engine.audit import Violation
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.policies import load_policies
 from protocol.config import WorkerSettings
 from protocol.errors import ConfigError
-from protocol.ids import Epoch
-from protocol.messages import CacheFlushed, Capacity, Fingerprint, FlushCache, Hello, Role
+from protocol.ids import Epoch, RequestId
+from protocol.messages import MAX_DETAIL, MAX_STORY, AuditFound, CacheFlushed, Capacity, Fingerprint, FlushCache, Hello, Role
 from protocol.worker_process import default_worker_id
 
 log = logging.getLogger("baton.engine")
@@ -76,6 +77,19 @@ def flush_cache(core: EngineCore, order: FlushCache, epoch: Epoch) -> CacheFlush
     )
 
 
+def audit_found(violation: Violation, epoch: Epoch) -> AuditFound:
+    return AuditFound(
+        epoch=epoch,
+        purpose=violation.purpose,
+        request_id=RequestId(violation.request_id),
+        step=violation.step,
+        claimed=violation.claimed,
+        held=violation.held,
+        detail=violation.detail[:MAX_DETAIL],
+        story=violation.story[-MAX_STORY:],
+    )
+
+
 def _cached(core: EngineCore) -> tuple[int, int]:
     counters = core.counters()
     return int(counters["baton_cache_blocks"]), int(counters["baton_cache_snapshots"])
@@ -86,7 +100,9 @@ def _cache_told(core: EngineCore) -> str:
     if not config.prefix_cache:
         return "off"
     backed_off = f", backed off by {config.backoff_tokens}" if config.backoff_tokens else ""
-    return f"on: grid of {config.snapshot_tokens} tokens, {config.chunk_policy} chunks{backed_off}"
+    spilled = f", evicted to {config.snapshot_dir}" if config.snapshot_dir is not None else ""
+    audited = f", {config.audit_sample:.2%} of hits computed again" if config.audit_sample > 0 else ""
+    return f"on: grid of {config.snapshot_tokens} tokens, {config.chunk_policy} chunks{backed_off}{spilled}{audited}"
 
 
 def _log_core(settings: WorkerSettings, core: EngineCore) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Sequence
 
+from engine.audit import Violation
 from engine.bridge import EngineBridge
 from engine.core import EngineCore
-from engine.serving import flush_cache, load_core, make_hello
+from engine.serving import audit_found, flush_cache, load_core, make_hello
 from prefill_worker.peers import DecodePeers
 from prefill_worker.requests import Doors, PrefillRequests
 from protocol.config import PrefillSettings
@@ -81,7 +83,7 @@ class PrefillWorker:
             await self.bridge.stop()
 
     def _build(self) -> None:
-        self.bridge = EngineBridge(self.core, lambda events: self.requests.on_engine_events(events))
+        self.bridge = EngineBridge(self.core, lambda events: self.requests.on_engine_events(events), self._on_violations)
         self._peers = DecodePeers(
             self._hub,
             self._transport,
@@ -131,6 +133,10 @@ class PrefillWorker:
         while True:
             self.requests.tick(time.monotonic())
             await asyncio.sleep(TICK_S)
+
+    def _on_violations(self, found: Sequence[Violation]) -> None:
+        for violation in found:
+            self._link.send(audit_found(violation, self.epoch))
 
     def _heartbeat(self) -> Heartbeat:
         counters = self.bridge.counters | dict(self.requests.counts)

@@ -134,6 +134,12 @@ class WorkerSettings(Settings):
     """strict: only a prompt's last chunk may end off the grid; a chunk that can't reach it waits."""
     backoff_tokens: Annotated[int, Field(ge=0)] = 0
     """The last kept state of a prompt lies so many tokens before its last grid position."""
+    snapshot_dir: Path | None = None
+    """Directory for what the prefix cache has no room for; it comes back from there, after a restart too. Default: none."""
+    snapshot_dir_bytes: Annotated[int, Field(ge=0)] = 8 << 30
+    """Most bytes of files in snapshot_dir."""
+    audit_sample: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the prefix cache's hits that are computed again in the background and compared, for instance 0.01."""
     max_model_len: Annotated[int, Field(ge=2)] | None = None
     """Bound for prompt and output together. Default: the checkpoint's."""
     kernels: Literal["auto", "native", "torch", "reference"] = "auto"
@@ -208,6 +214,9 @@ ENGINE_KEYS = (
     "prefill_token_budget",
     "prefix_cache",
     "snapshot_tokens",
+    "snapshot_dir",
+    "snapshot_dir_bytes",
+    "audit_sample",
     "snapshot_slots",
     "snapshot_bytes",
     "chunk_policy",

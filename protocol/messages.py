@@ -16,6 +16,8 @@ from protocol.ids import Epoch, RequestId, RequestKey
 from protocol.sampling import SamplingParams
 
 PROTOCOL_VERSION = 2
+MAX_DETAIL, MAX_STORY = 1024, 8192
+"""Characters of what an audit tells."""
 
 Role = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length"]
@@ -243,8 +245,8 @@ class AuditFound(Message):
     """Position."""
     held: int | None
     """The position that the state truly holds, when that is known."""
-    detail: Annotated[str, Field(max_length=1024)] = ""
-    story: Annotated[str, Field(max_length=8192)] = ""
+    detail: Annotated[str, Field(max_length=MAX_DETAIL)] = ""
+    story: Annotated[str, Field(max_length=MAX_STORY)] = ""
     """The request's last events."""
 
 

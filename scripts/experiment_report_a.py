@@ -93,7 +93,7 @@ def cost_table() -> str:
     """Markdown: steps, and states on the grid, of the old rule and of ours with and without its backed-off stop."""
     lines = ["| grid | prompt | share | old: steps, states | with its stop: strict | soft | without: strict | soft |", "|---" * 8 + "|"]
     for each in configurations():
-        rules = [each.old(), *(each.ours(policy, backoff) for backoff in (each.grid, 0) for policy in ("strict", "soft"))]  # type: ignore[arg-type]
+        rules = [each.old(), *(each.ours(policy, backoff) for backoff in (each.grid, 0) for policy in ("strict", "soft"))]
         costs = [cost(each, rule) for rule in rules]
         cells = [str(each.grid), str(each.length), str(each.share), *(f"{one.steps}, {len(one.snapshots)}" for one in costs)]
         lines.append("| " + " | ".join(cells) + " |")

@@ -1,3 +1,4 @@
+"""Report A on the real planner, scheduler and cache: the fault is caught in the act, and ours has none to catch.
 
 Attention block 16, state grid 1600, K = 3. The full number of schedules is for ``scripts/experiment_report_a.py``.
 """

@@ -29,6 +29,8 @@ class Completion:
     """Steps that it took part in."""
     proposed_drafts: int
     accepted_drafts: int
+    cached_tokens: int
+    """Of the prompt: the prefix cache had them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,4 +90,5 @@ class GrowingCompletion:
             steps=finished.steps,
             proposed_drafts=finished.proposed_drafts,
             accepted_drafts=finished.accepted_drafts,
+            cached_tokens=finished.cached_tokens,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_hit_drafts_as_well_as_a_whole_prefill(make_core: MakeCore) -> None:
 def test_families_get_the_tokens_of_a_run_without_a_cache(make_core: MakeCore, kernels: Any, speculation: int) -> None:
     """F2: cold and warm, greedy and sampled."""
     prompts = [*family(21, (1, 9, 30)), *family(40, (3, 18), seed=9), prompt(3), prompt(1)]
-    sampled = {"temperature": 0.8, "seed": 3, "top_p": 0.95}
+    sampled: dict[str, Any] = {"temperature": 0.8, "seed": 3, "top_p": 0.95}
     requests = [request(i, each, max_tokens=7, **(sampled if i % 2 else {})) for i, each in enumerate(prompts * 2)]
     drive = Drive(make_core(kernels=kernels, speculation=speculation, **ROOMY))
     poison(drive.core)
@@ -121,8 +122,7 @@ def test_salts_and_requests_that_want_no_cache_share_nothing(make_core: MakeCore
     kinds: list[dict[str, Any]] = [{}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"use_cache": False}]
     for number in range(2):
         for index, kind in enumerate(kinds):
-            plain = request(f"{index}.{number}", tokens, max_tokens=2)
-            drive.outputs([type(plain)(key=plain.key, token_ids=plain.token_ids, sampling=plain.sampling, **kind)])
+            drive.outputs([replace(request(f"{index}.{number}", tokens, max_tokens=2), **kind)])
     assert [cached(drive, f"{index}.0") for index in range(4)] == [0, 0, 0, 0]
     assert [cached(drive, f"{index}.1") for index in range(4)] == [29, 29, 29, 0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -67,9 +68,9 @@ def test_a_leader_that_leaves_leaves_nobody_behind(make_core: MakeCore) -> None:
 
 def test_leaders_without_a_cache_lead_nobody(make_core: MakeCore) -> None:
     drive = Drive(make_core(**BIG_GRID))
-    for index, other in enumerate(({"use_cache": False}, {"cache_salt": "x"}, {})):
-        plain = request(index, prompt(60), max_tokens=2)
-        drive.core.submit(type(plain)(key=plain.key, token_ids=plain.token_ids, sampling=plain.sampling, **other))
+    kinds: list[dict[str, Any]] = [{"use_cache": False}, {"cache_salt": "x"}, {}]
+    for index, kind in enumerate(kinds):
+        drive.core.submit(replace(request(index, prompt(60), max_tokens=2), **kind))
     drive.step()
     assert drive.core.load().running == 3
 

@@ -43,8 +43,9 @@ def test_the_deepest_true_prefix_is_found(
         put(tree, tokens)
         known |= {tokens} - {()}
         tree.check()
-        if known and data.draw(st.booleans()):
-            gone = data.draw(st.sampled_from(sorted(known)))
+        remove: bool = data.draw(st.booleans())
+        if known and remove:
+            gone: tuple[int, ...] = data.draw(st.sampled_from(sorted(known)))
             known.remove(gone)
             tree.remove_snapshot(next(found for found in tree.snapshots if (*found.node.prefix(), *found.tail) == gone))
             tree.check()

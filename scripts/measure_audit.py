@@ -77,13 +77,14 @@ def transaction(core: EngineCore) -> float:
     pool.tags[running] = PROMPT_TOKENS
     state, position = StateTransaction(pool, running, scratch), PROMPT_TOKENS
 
-    def one() -> None:
+    def hundred() -> None:
         nonlocal position
-        state.begin_window(position, width)
-        state.written()
-        position = state.commit(width)
+        for _ in range(100):
+            state.begin_window(position, width)
+            state.written()
+            position = state.commit(width)
 
-    times = [timed(lambda: [one() for _ in range(100)]) / 100 for _ in range(REPEATS)]
+    times = [timed(hundred) / 100 for _ in range(REPEATS)]
     pool.give(state.slots)
     return statistics.median(times)
 

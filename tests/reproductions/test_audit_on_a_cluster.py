@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typer.testing import CliRunner
 
 from baton.main import app
 from demo.make_checkpoint import make_checkpoint
-from tests.system.cluster_kit import START_S, Cluster, complete
+from tests.system.cluster_kit import Cluster, complete
 
 GRID = 16
 TIGHT = ("--snapshot-tokens", str(GRID), "--step-tokens", "40", "--max-prefill-chunk", "40", "--block-tokens", "8", "--audit-sample", "1.0")
@@ -46,22 +45,25 @@ async def ask_many(cluster: Cluster, draw: random.Random) -> None:
         await asyncio.gather(*(complete(client, [*tokens[: GRID + 1], 9, 10], max_tokens=2) for tokens in beginnings))
 
 
+def fetch_report(cluster: Cluster) -> dict[str, Any]:
+    report: dict[str, Any] = httpx.get(f"{cluster.url}/audit", timeout=10).json()
+    return report
+
+
 def purposes(report: dict[str, Any]) -> set[str]:
     return {entry["purpose"] for entry in report["entries"]}
 
 
 def test_the_audit_tells_the_fault_on_a_running_cluster(cluster: Cluster) -> None:
-    draw, report = random.Random(5), {"entries": []}
-    until = time.monotonic() + START_S
+    draw, report = random.Random(5), fetch_report(cluster)
     for _ in range(ROUNDS):
-        asyncio.run(ask_many(cluster, draw))
-        report = httpx.get(f"{cluster.url}/audit", timeout=10).json()
-        if purposes(report) >= {"publish", "recompute"} or time.monotonic() > until:
+        if purposes(report) == {"publish", "recompute"}:
             break
+        asyncio.run(ask_many(cluster, draw))
+        report = fetch_report(cluster)
     assert purposes(report) == {"publish", "recompute"}
     assert report["violations"] == len(report["entries"])
     for entry in report["entries"]:
-        assert entry["claimed"] % GRID == 0 or entry["claimed"] > GRID, "a column, or what was computed from one"
         assert 0 < entry["held"] < entry["claimed"], "a truncated state"
         assert "admitted" in entry["story"]
     first = report["entries"][0]

@@ -223,6 +223,8 @@ class EngineCore:
 
     def flush_cache(self) -> int:
         """Forget all prefixes; returns how many entries that were. What runs goes on, and leaves nothing behind."""
+        if self._tier is not None:
+            self._tier.clear()
         return self.cache.flush() if self.cache is not None else 0
 
     def cache_stats(self) -> CacheStats:
@@ -310,7 +312,8 @@ class EngineCore:
         advanced = self._advance(begun, self._forward(begun, events), events)
         followed = self._follow([step for step in advanced if step.finish is None or step.active.trail is not None], events)
         for step in followed:
-            self._keep_in_cache(step.active, self._claims(step))
+            if not step.token_ids or step.finish is not None:  # while a request decodes its blocks stay its own
+                self._keep_in_cache(step.active, self._claims(step))
         self.pools.slots.give(self._previous.values())
         self._previous.clear()
         for step in advanced:
@@ -446,11 +449,8 @@ class EngineCore:
         return self._policies.publish(view)
 
     def _keep_in_cache(self, active: ActiveRequest, claims: Sequence[Claim]) -> None:
-        """KV up to ``computed`` and the claimed states. After the step that made them, never before (invariant 3).
-
-        While a request decodes, its blocks stay its own: they are kept when it ends.
-        """
-        if self.cache is None or active.trail is None or (active.decoding and not claims):
+        """KV up to ``computed`` and the claimed states. After the step that made them, never before (invariant 3)."""
+        if self.cache is None or active.trail is None:
             return
         assert self._drafter is None or active.mtp_known >= active.computed, "MTP's KV is a part of the blocks"
         who = Who(active.key, self._scheduler.steps, active.told)

@@ -103,18 +103,24 @@ class FileTier:
             yield from sorted((position for position in known if beyond < position <= limit), reverse=True)
 
     def load(self, digests: PrefixDigests, position: int, first_block: int, blocks: Sequence[int], slot: int) -> bool:
-        full = position // self._block_tokens
-        whole = all(
-            self._files.read(digests.block(first_block + offset), _page(self._blocks, block))
-            for offset, block in enumerate(blocks[: full - first_block])
-        )
-        rest = (_page(self._blocks, block) for block in blocks[full - first_block :])
-        return whole and self._files.read(digests.snapshot(position), _page(self._slots, slot), *rest)
+        num_full = max(0, position // self._block_tokens - first_block)
+        for offset, block in enumerate(blocks[:num_full]):
+            if not self._files.read(digests.block(first_block + offset), _page(self._blocks, block)):
+                return False
+        rest = [_page(self._blocks, block) for block in blocks[num_full:]]
+        if position % self._block_tokens > 0 and not rest:  # the tree has a full block there; ours is in the file all the same
+            rest = [memoryview(bytearray(self._blocks.page_bytes))]
+        return self._files.read(digests.snapshot(position), _page(self._slots, slot), *rest)
 
     def counters(self) -> dict[str, float]:
         """Totals and gauges, by metric name."""
         totals = {f"baton_tier_{key}_pages_total": float(count) for key, count in self._files.counts().items()}
         return totals | {"baton_tier_bytes": float(self._files.num_bytes)}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._files.clear()
+        self._index()
 
     def close(self) -> None:
         self._files.close()

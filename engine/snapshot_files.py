@@ -62,6 +62,17 @@ class PageName:
         return PageName("block" if match[1] == "block" else "snapshot", bytes.fromhex(match[2]), int(match[3])) if match else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Write:
+    name: PageName
+    parts: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    names: list[PageName]
+
+
 class SnapshotFiles:
     """Pages in, pages out. ``put`` never waits for a disk; ``read`` reads one file."""
 
@@ -80,7 +91,7 @@ class SnapshotFiles:
         self._counts: Counter[str] = Counter()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._scan()
-        self._queue: SimpleQueue[tuple[PageName, list[bytes]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Write | _Removal | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._write_all, name="snapshot-files", daemon=True)
         self._writer.start()
 
@@ -99,7 +110,7 @@ class SnapshotFiles:
                 self._counts["dropped"] += 1
                 return
             self._queued[name] = size
-        self._queue.put((name, [bytes(part) for part in parts]))
+        self._queue.put(_Write(name, [bytes(part) for part in parts]))
 
     def has(self, name: PageName) -> bool:
         """As far as is known without looking at the disk."""
@@ -145,6 +156,15 @@ class SnapshotFiles:
     def __len__(self) -> int:
         with self._lock:
             return len(self._sizes)
+
+    def clear(self) -> None:
+        """Forget all files, and what waits to be written. The writer removes them."""
+        with self._lock:
+            names = list(self._sizes)
+            self._sizes.clear()
+            self._queued.clear()
+            self._num_bytes = 0
+        self._queue.put(_Removal(names))
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Write what was put so far, then end. May be called again. What isn't written in time is lost, and nothing else."""
@@ -194,16 +214,25 @@ class SnapshotFiles:
 
     def _write_all(self) -> None:
         while (job := self._queue.get()) is not None:
-            name, parts = job
-            try:
-                self._write(name, parts)
-                outcome = "written"
-            except OSError as error:
-                log.warning("can't write %s: %s", name.file, error.strerror)
-                outcome = "failed"
-            with self._lock:
-                self._counts[outcome] += 1
-                del self._queued[name]
+            if isinstance(job, _Removal):
+                for name in job.names:
+                    if not self.has(name):  # nobody has put it again
+                        (self._folder / name.file).unlink(missing_ok=True)
+            elif job.name in self._queued:  # not cleared meanwhile
+                self._count_write(job.name, self._try_write(job.name, job.parts))
+
+    def _try_write(self, name: PageName, parts: Sequence[bytes]) -> bool:
+        try:
+            self._write(name, parts)
+        except OSError as error:
+            log.warning("can't write %s: %s", name.file, error.strerror)
+            return False
+        return True
+
+    def _count_write(self, name: PageName, written: bool) -> None:
+        with self._lock:
+            self._counts["written" if written else "failed"] += 1
+            self._queued.pop(name, None)
 
     def _write(self, name: PageName, parts: Sequence[bytes]) -> None:
         path = self._folder / name.file
@@ -217,8 +246,12 @@ class SnapshotFiles:
             raise
         size = _HEADER.size + sum(map(len, parts))
         with self._lock:
-            self._num_bytes += size - self._sizes.pop(name, 0)
-            self._sizes[name] = size
+            forgotten = name not in self._queued
+            if not forgotten:
+                self._num_bytes += size - self._sizes.pop(name, 0)
+                self._sizes[name] = size
+        if forgotten:
+            path.unlink(missing_ok=True)
         self._make_room()
 
     def _make_room(self) -> None:

@@ -74,6 +74,30 @@ def test_a_prefix_comes_back_byte_for_byte_after_a_restart(tier: FileTier, pools
     tier.close()
 
 
+def test_a_full_block_that_the_tree_has_takes_the_place_of_the_partly_filled_one(tier: FileTier, pools: Pools, tmp_path: Path) -> None:
+    tokens = prompt(20)
+    tier.spill(entry(tokens[:11], [3, 4, 5], slot=2))
+    tier = reopened(tier, pools, tmp_path)
+    found = tier.find(SALT, tokens, 8, 19)
+    assert found is not None
+    assert found.load(3, [], 7)
+    assert torch.equal(pools.slots.tensor[7], pools.slots.tensor[2])
+    tier.close()
+
+
+def test_what_is_forgotten_is_gone_after_a_restart_too(tier: FileTier, pools: Pools, tmp_path: Path) -> None:
+    tokens = prompt(20)
+    tier.spill(entry(tokens[:11], [3, 4, 5], slot=2))
+    tier.clear()
+    assert position(tier, tokens, 0, 19) is None
+    tier.spill(entry(tokens[:6], [3, 4], slot=2))
+    tier = reopened(tier, pools, tmp_path)
+    assert position(tier, tokens, 0, 19) == 6
+    tier.clear()
+    tier.close()
+    assert not list(tmp_path.rglob("*.page"))
+
+
 def test_the_deepest_within_the_bounds_is_found(tier: FileTier, pools: Pools, tmp_path: Path) -> None:
     tokens = prompt(40)
     for number, end in enumerate((3, 8, 11, 16)):

@@ -1,4 +1,5 @@
-"""What the audit costs: tags and their checks on a decode step, and a sampled hit that is computed again beside it.
+"""What the audit and the second tier cost the engine's thread: tags and their checks on a decode step, a sampled hit that is computed
+again beside it, and a prefix on its way to files and back.
 
     python -m scripts.measure_audit [CHECKPOINT] [--batches 1 8] [--steps 60]
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,9 @@ from engine.audit import AuditLog
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.deep_audit import BUSY_STEPS, BUSY_TOKENS, DeepAudit
+from engine.file_tier import open_file_tier
+from engine.prefix_cache.tier import TierEntry
+from engine.prefix_cache.tree import Salt
 from engine.request import EngineRequest
 from engine.transaction import StateTransaction
 from protocol.ids import RequestId, RequestKey
@@ -51,6 +56,9 @@ def main() -> None:
     piece, token = audited_piece(core)
     beside = f"{BUSY_TOKENS} tokens ({piece * 1e3:.2f} ms) every {BUSY_STEPS} steps"
     console.print(f"a hit computed again: {token * 1e6:.0f} us per token; beside requests {beside}")
+    spill, load = second_tier(core)
+    moved = f"{spill * 1e3:.1f} ms to spill, {load * 1e3:.1f} ms to load"
+    console.print(f"a prefix of {AUDIT_TOKENS} tokens: {moved}; to compute it: {AUDIT_TOKENS * token * 1e3:.0f} ms")
 
 
 def decode_step(core: EngineCore, batch: int, steps: int) -> float:
@@ -109,6 +117,27 @@ def audited_piece(core: EngineCore) -> tuple[float, float]:
         audit.work(busy=False)
     seconds = time.thread_time() - start
     return statistics.median(pieces), seconds / (audit.counters()["baton_deep_audit_tokens_total"] - done)
+
+
+def second_tier(core: EngineCore) -> tuple[float, float]:
+    """Seconds that the engine's thread needs to give a prefix away, and to read it from files that the system still holds in memory."""
+    tokens = tuple(random.Random(9).randrange(8, core.model_info.vocab_size) for _ in range(AUDIT_TOKENS))
+    blocks = core.pools.blocks.take(core.pools.blocks.blocks_for(AUDIT_TOKENS))
+    (slot,) = core.pools.slots.take(1)
+    salt = Salt(weights_digest="", adapter=None, dtype="", cache_salt=None)
+    entry = TierEntry(salt=salt, tokens=tokens, position=AUDIT_TOKENS, blocks=tuple(blocks), slot=slot)
+    with tempfile.TemporaryDirectory() as folder:
+        tier = open_file_tier(Path(folder), 1 << 30, core.model_info, core.pools)
+        spill = timed(lambda: tier.spill(entry))
+        tier.close()
+        tier = open_file_tier(Path(folder), 1 << 30, core.model_info, core.pools)
+        found = tier.find(salt, tokens, 0, AUDIT_TOKENS)
+        assert found is not None, "it was written"
+        load = timed(lambda: found.load(0, blocks, slot))
+        tier.close()
+    core.pools.blocks.give(blocks)
+    core.pools.slots.give([slot])
+    return spill, load
 
 
 def timed(function: Callable[[], object]) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cache_handoff.load_kit import AT_ONCE, alone, ask_all, counter, make_prompts
+from tests.cache_handoff.load_kit import AT_ONCE, ask_all, counter
 from tests.system.cluster_kit import Cluster
 
 TIGHT = ("--step-tokens", "64", "--max-prefill-chunk", "32", "--snapshot-tokens", "32", "--max-running", str(AT_ONCE))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from decode_worker.worker import DecodeWorker
 from engine.config import EngineConfig
@@ -25,6 +26,19 @@ PATIENCE_S = 60.0
 TIGHT: dict[str, Any] = {"step_tokens": 64, "max_prefill_chunk": 32, "snapshot_tokens": 32, "max_running": AT_ONCE, "kv_blocks": 600}
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody dies here, however slow the machine is."""
+    for module in ("router.membership", "decode_worker.peers", "prefill_worker.peers"):
+        monkeypatch.setattr(f"{module}.DEAD_AFTER_S", PATIENCE_S)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110  (anything may be waited for)
+            await asyncio.sleep(0.01)
+
+
 @dataclass
 class Served:
     client: httpx.AsyncClient
@@ -37,9 +51,7 @@ class Served:
         return await worker.bridge.call(lambda core: core.counters()[name])
 
     async def whole(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while self.prefill.requests.num_open or any(worker.requests.num_open for worker in self.decodes):
-                await asyncio.sleep(0.01)
+        await until(lambda: not any(worker.requests.num_open for worker in (self.prefill, *self.decodes)))
         for worker in (self.prefill, *self.decodes):
             await worker.bridge.call(lambda core: core.check_integrity())
             load = await worker.bridge.call(lambda core: core.load())
@@ -64,9 +76,7 @@ async def served(model: Path, *, num_decode: int = 1, **config: Any) -> AsyncIte
     ]
     tasks = [asyncio.create_task(part.run()) for part in (router, prefill, *decodes)]
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not router.started or sum(bool(worker.paired) for worker in router.cluster.table) < num_decode:
-                await asyncio.sleep(0.01)
+        await until(lambda: router.started and sum(bool(worker.paired) for worker in router.cluster.table) == num_decode)
         async with httpx.AsyncClient(base_url=router.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as client:
             yield Served(client, router, prefill, decodes)
         assert not any(task.done() for task in tasks)

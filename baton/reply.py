@@ -11,6 +11,9 @@ from loadgen.answer import Answer, Call
 from loadgen.record import Turn
 from router.tool_calls import ToolCallParser
 
+SHORTEST_S = 0.1
+"""After the first token: a few tokens that arrive together are no rate."""
+
 
 @dataclass(slots=True)
 class Reply:
@@ -49,8 +52,9 @@ def figures(turns: Sequence[Turn]) -> str:
     firsts = [turn.ttft_s for turn in turns if turn.ttft_s is not None]
     if firsts:
         told.append(f"first after {1000 * sum(firsts) / len(firsts):.0f} ms")
-    later = [turn for turn in turns if turn.completion_tokens > 1 and turn.gaps_s]
-    if seconds := sum(sum(turn.gaps_s) for turn in later):
+    later = [turn for turn in turns if turn.completion_tokens > 1]
+    seconds = sum(sum(turn.gaps_s) for turn in later)
+    if seconds >= SHORTEST_S:
         told.append(f"{sum(turn.completion_tokens - 1 for turn in later) / seconds:.1f} tokens/s")
     if proposed := sum(turn.proposed_drafts for turn in turns):
         told.append(f"{sum(turn.accepted_drafts for turn in turns)} of {proposed} drafts accepted")

@@ -66,17 +66,18 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=16)
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    console = Console(width=160)
     table = Table("snapshots", "KV blocks", *(f"{rule}: computed" for rule in RULES), *(f"{rule}: states evicted" for rule in RULES))
     for snapshots, blocks in SIZES:
         results = [_run(score, snapshots, blocks, args, tokenizer) for score in RULES.values()]
         shares = [f"{computed:,} of {total:,} ({computed / total:.1%})" for computed, total, _ in results]
         table.add_row(str(snapshots), str(blocks), *shares, *(str(evicted) for *_, evicted in results))
-    Console(width=160).print(table)
+    console.print(table)
 
 
 def _run(score: Any, snapshots: int, blocks: int, args: argparse.Namespace, tokenizer: Tokenizer) -> tuple[int, int, int]:
     """Computed and all prompt tokens, and evicted snapshots."""
-    core = ModelFreeCore(Policies(score=score), snapshot_slots=snapshots, kv_blocks=blocks, step_tokens=8192, max_prefill_chunk=256)
+    core = ModelFreeCore(Policies(score=score), speculation=7, snapshot_slots=snapshots, kv_blocks=blocks, step_tokens=8192, max_prefill_chunk=256)
     total = 0
     for number, (prompt, output) in enumerate(_turns(args, tokenizer, core)):
         total += len(prompt) - 1

@@ -270,13 +270,13 @@ class PrefixCache:
         full = len(self._tree.snapshots) >= self._max_snapshots
         if not full and self._slots.num_free > 0:
             return True
-        victim = self._least(lambda snapshot: self._slots.is_idle(snapshot.slot))
+        victim = self._least_valuable()
         if victim is None or self._max_snapshots == 0:
             return False
         score = self._policies.score
         if score(victim) > score(new):
             return False
-        self._evict_snapshot(victim)
+        self._evict_least(victim)
         return self._slots.num_free > 0
 
     # --- giving up
@@ -292,7 +292,8 @@ class PrefixCache:
         return dropped
 
     def _free_blocks(self, count: int) -> None:
-        """The pool's ``reclaim``: bare leaves first, as they save no computation, then whole ends of the tree by their snapshots' worth."""
+        """The pool's ``reclaim``: bare leaves first, as they save no computation, then whole ends of the tree by age: a block saves
+        as many tokens as any other."""
         enough = self._blocks.num_free + count
         while self._blocks.num_free < enough:
             leaf = next((node for node in self._bare if self._blocks.is_idle(node.block)), None)
@@ -300,9 +301,8 @@ class PrefixCache:
                 self._stats.evicted_blocks += 1
                 self._drop_node(leaf)
                 continue
-            snapshot = self._least(self._holds_blocks)
-            assert snapshot is not None, "idle blocks that nothing gives up"
-            self._evict_snapshot(snapshot)
+            ends = filter(self._holds_blocks, self._tree.snapshots)
+            self._evict_snapshot(min(ends, key=lambda snapshot: snapshot.used_at))
 
     def _holds_blocks(self, snapshot: Snapshot) -> bool:
         """Whether blocks come free with this snapshot, at once or when its node goes."""
@@ -314,15 +314,20 @@ class PrefixCache:
     def _free_slots(self, count: int) -> None:
         """The pool's ``reclaim``."""
         for _ in range(count):
-            snapshot = self._least(lambda snapshot: self._slots.is_idle(snapshot.slot))
+            snapshot = self._least_valuable()
             assert snapshot is not None, "idle slots that nothing gives up"
-            self._evict_snapshot(snapshot)
+            self._evict_least(snapshot)
 
-    def _least(self, eligible: Callable[[Snapshot], bool]) -> Snapshot | None:
-        return min((snapshot for snapshot in self._tree.snapshots if eligible(snapshot)), key=self._policies.score, default=None)
+    def _least_valuable(self) -> Snapshot | None:
+        idle = (snapshot for snapshot in self._tree.snapshots if self._slots.is_idle(snapshot.slot))
+        return min(idle, key=self._policies.score, default=None)
+
+    def _evict_least(self, snapshot: Snapshot) -> None:
+        """What is kept or used from now on starts where this one ends."""
+        self._clock = max(self._clock, self._policies.score(snapshot))
+        self._evict_snapshot(snapshot)
 
     def _evict_snapshot(self, snapshot: Snapshot) -> None:
-        self._clock = max(self._clock, self._policies.score(snapshot))
         self._stats.evicted_snapshots += 1
         for observer in self._observers:
             observer.evicted(snapshot)

@@ -1,6 +1,7 @@
-"""Which snapshot is given up first: the one with the lowest score. Pure rules.
+"""Which snapshot is given up first when slots are short: the one with the lowest score. Pure rules.
 
-KV without a snapshot behind it saves no computation, so it goes before any snapshot, oldest first; see ``cache.py``.
+When blocks are short, age alone decides, because every block saves as many tokens; and KV without a snapshot behind it, which
+saves no computation, goes before any; see ``cache.py``.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ async def _ask(client: httpx.AsyncClient, url: str, prompt: list[int]) -> tuple[
     """Seconds to the first token, and the prompt tokens that somebody computed."""
     options = {"include_usage": True}
     body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "stream_options": options}
-    started, seconds, usage = time.perf_counter(), 0.0, {}
+    usage: dict[str, Any] = {}
+    started, seconds = time.perf_counter(), 0.0
     async for event in stream_json(client, f"{url}/v1/completions", body):
         seconds = seconds or time.perf_counter() - started
         usage = event.get("usage") or usage

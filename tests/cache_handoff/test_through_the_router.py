@@ -46,13 +46,17 @@ class Served:
     prefill: PrefillWorker
     decodes: list[DecodeWorker]
 
+    @property
+    def workers(self) -> list[PrefillWorker | DecodeWorker]:
+        return [self.prefill, *self.decodes]
+
     async def count(self, worker: PrefillWorker | DecodeWorker, name: str) -> float:
         """The engine's."""
         return await worker.bridge.call(lambda core: core.counters()[name])
 
     async def whole(self) -> None:
-        await until(lambda: not any(worker.requests.num_open for worker in (self.prefill, *self.decodes)))
-        for worker in (self.prefill, *self.decodes):
+        await until(lambda: not any(worker.requests.num_open for worker in self.workers))
+        for worker in self.workers:
             await worker.bridge.call(lambda core: core.check_integrity())
             load = await worker.bridge.call(lambda core: core.load())
             assert (load.waiting, load.running, load.held_for_peers) == (0, 0, 0)
@@ -74,7 +78,8 @@ async def served(model: Path, *, num_decode: int = 1, **config: Any) -> AsyncIte
         DecodeWorker(DecodeSettings(worker_id=f"d{number}", speculation=3, **common), core(3), network.transport(), "loopback")
         for number in range(num_decode)
     ]
-    tasks = [asyncio.create_task(part.run()) for part in (router, prefill, *decodes)]
+    parts: list[Router | PrefillWorker | DecodeWorker] = [router, prefill, *decodes]
+    tasks = [asyncio.create_task(part.run()) for part in parts]
     try:
         await until(lambda: router.started and sum(bool(worker.paired) for worker in router.cluster.table) == num_decode)
         async with httpx.AsyncClient(base_url=router.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as client:
@@ -110,7 +115,7 @@ async def test_cold_and_warm_with_and_without_are_the_same(model: Path, prompts:
         assert again == expected
         assert sum(after) < sum(full)
         await all_of_it.whole()
-        for worker in (all_of_it.prefill, *all_of_it.decodes):
+        for worker in all_of_it.workers:
             assert await all_of_it.count(worker, "baton_state_audit_violations_total") == 0
 
 

@@ -12,7 +12,7 @@ from loadgen.swe.words import WORDS
 
 _CALLS = (
     '<tool_call>\n{"name": "', '", "arguments": {', '}\n</tool_call>', '"}}\n</tool_call>', '}}\n</tool_call>',
-    '"path": "', '", "old": "', '", "new": "',
+    '"path": "', '", "function": "', '", "old": "', '", "new": "',
 )  # fmt: skip
 _TURNS = ("system\n", "user\n", "assistant\n", "tool\n")
 _SCHEMA = (
@@ -30,6 +30,7 @@ _OPERATORS = tuple(f" {sign} " for sign in ("+", "-", "*", "/", "%", "<", ">", "
 _GRAMMAR = (
     "Return ", "Return the sum of ", "Return whether ", "Return the first ", "Return the last ", " plus ", " minus ", " times ",
     " is at least ", " is at most ", " is above ", " is below ", " for i from ", " without the first ", " without the last ",
+    ", plus ", ", minus ", ", times ",
 )  # fmt: skip
 _TOOL_RESULTS = (
     "FAILED ", ": expected ", ", got ", ": NameError: name '", "' is not defined\n", " tests failed", " tests passed", "OK: ",

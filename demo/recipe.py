@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from demo.tokenizer import SPECIAL_TOKENS, TURN_END, TURN_START
 from loadgen.swe.bugs import BugKind, break_formula
 from loadgen.swe.expert import Message, expert_messages
-from loadgen.swe.formula import Function
+from loadgen.swe.formula import Call, Function
 from loadgen.swe.functions import draw_function, draw_helper
 from loadgen.swe.instance import ALL_SHAPES, FIRST_TRAINING_SEED, WITH_MODULE, Instance, make_instance
 from loadgen.swe.outcome import Failure, Outcome, unequal
@@ -127,16 +127,24 @@ class Recipe:
 
 
 def _draw_functions(random: Random) -> list[Function]:
+    """Calls are the rarest shape in episodes and the hardest one, so a helper comes wherever one is missing."""
     functions: list[Function] = []
-    for _ in range(random.randint(2, 4)):
-        function = draw_function(random, random.choice(ALL_SHAPES), functions)
-        functions.append(draw_helper(random) if function is None else function)
+    for shape in random.choices((*ALL_SHAPES, Call), k=random.randint(2, 3)):
+        function = draw_function(random, shape, functions)
+        if function is None:
+            functions.append(draw_helper(random))
+            function = draw_function(random, shape, functions)
+            assert function is not None, "there is a helper now"
+        functions.append(function)
     return random.sample(functions, len(functions))
 
 
 def _broken_line(random: Random, function: Function) -> str:
-    """By a kind of bug that this function can have."""
-    for kind in random.sample(tuple(BugKind), len(BugKind)):
+    """By a kind of bug that this function can have. What follows a call is learned last, so it is wrong more often there."""
+    kinds = random.sample(tuple(BugKind), len(BugKind))
+    if isinstance(function.formula, Call) and random.random() < 0.6:
+        kinds.insert(0, BugKind.OPERATOR)
+    for kind in kinds:
         formula = break_formula(random, kind, function)
         if formula is not None:
             return formula.code() if kind is BugKind.MISSING_RETURN else f"return {formula.code()}"

@@ -76,8 +76,8 @@ STAGES = (
     Stage(name="copy 128 symbols", steps=1000, turns=(_COPIES,), rows=16, symbols=128, goal=0.9),
     Stage(name="copy all symbols", steps=1000, turns=(_COPIES,), rows=16, goal=0.95),
     Stage(name="learn", steps=1150, turns=(_DRILLS, _EPISODES, _DRILLS, _DRILLS, _TEXTS), rows=12, draft_weight=0.3),
-    Stage(name="read", steps=900, turns=(_TEXTS, _TEXTS, _EPISODES, _TEXTS, _TEXTS, _DRILLS), rows=12, draft_weight=0.3),
-    Stage(name="settle", steps=600, turns=(_EPISODES, _TEXTS, _DRILLS, _TEXTS), rows=12, draft_weight=1.0, rates=(1.0, 0.02)),
+    Stage(name="read", steps=640, turns=(_TEXTS, _TEXTS, _EPISODES, _TEXTS, _TEXTS, _DRILLS), rows=12, draft_weight=0.3),
+    Stage(name="settle", steps=700, turns=(_EPISODES, _TEXTS, _DRILLS, _TEXTS), rows=12, draft_weight=1.0, rates=(1.0, 0.02)),
 )
 
 

@@ -77,7 +77,9 @@ def main() -> None:
 
 def _run(score: Any, snapshots: int, blocks: int, args: argparse.Namespace, tokenizer: Tokenizer) -> tuple[int, int, int]:
     """Computed and all prompt tokens, and evicted snapshots."""
-    core = ModelFreeCore(Policies(score=score), speculation=7, snapshot_slots=snapshots, kv_blocks=blocks, step_tokens=8192, max_prefill_chunk=256)
+    core = ModelFreeCore(
+        Policies(score=score), speculation=7, snapshot_slots=snapshots, kv_blocks=blocks, step_tokens=8192, max_prefill_chunk=256
+    )
     total = 0
     for number, (prompt, output) in enumerate(_turns(args, tokenizer, core)):
         total += len(prompt) - 1

@@ -60,8 +60,8 @@ class ActiveRequest:
     """What the cache saved when the request was first admitted."""
     sought: bool = False
     """The cache's second tier was asked for it."""
-    held_since: int | None = None
-    """Step since which it waits for what another request computes."""
+    held_until: int | None = None
+    """It began to wait for what another request computes, and does so until this step at most."""
     shared: dict[int, int] = field(default_factory=dict)
     """While it waits: by the arrival of others, how many first tokens are the same."""
 

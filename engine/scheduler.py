@@ -296,13 +296,14 @@ class Scheduler:
             cached=cached,
             limit=active.prefill_end,
             block_tokens=self._pools.blocks.block_tokens,
+            waits=active.held_until is not None,
         )
         if wait is None:
             return False
-        if active.held_since is None:
-            active.held_since = self.steps
+        if active.held_until is None:
+            active.held_until = self.steps + longest_wait(wait.position - cached, self._limits.chunk.max_chunk)
             self._cache.count_wait()
-        if self.steps - active.held_since > longest_wait(wait.position - cached, self._limits.chunk.max_chunk):
+        if self.steps > active.held_until:
             return False
         others[wait.leader].branches.add(wait.position)
         return True

@@ -31,6 +31,7 @@ from baton.up import plan_cluster
 from protocol.config import UpSettings
 
 ROOT = Path(__file__).parents[1]
+TRIES = 60
 COUNTERS = (
     "baton_worker_prompt_tokens_total",
     "baton_cache_hit_tokens_total",
@@ -121,14 +122,24 @@ async def _ask_all(client: httpx.AsyncClient, prompts: Sequence[str], args: argp
     async def one(prompt: str) -> Reply:
         body = {"prompt": prompt, "max_tokens": args.new_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
         async with seats:
-            answer = await client.post("/v1/completions", json=body)
-        answer.raise_for_status()
-        told = answer.json()
+            told = await _ask(client, body)
         usage = told["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return Reply(tuple(told["choices"][0]["token_ids"]), usage["prompt_tokens"], cached)
 
     return await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+
+async def _ask(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    """Again, when a worker was taken for dead in the middle of it, as happens on a machine that is too busy for heartbeats."""
+    for _ in range(TRIES):
+        answer = await client.post("/v1/completions", json=body)
+        if answer.status_code == httpx.codes.OK:
+            break
+        await asyncio.sleep(1.0)
+    answer.raise_for_status()
+    told: dict[str, Any] = answer.json()
+    return told
 
 
 async def _counters(client: httpx.AsyncClient) -> dict[str, float]:

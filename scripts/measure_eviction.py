@@ -1,6 +1,6 @@
 """What eviction costs: prompt tokens that agents' turns compute when the cache is too small, by our rule and by plain LRU.
 
-    python -m scripts.measure_eviction [--episodes 120] [--agents 16]
+    python -m scripts.measure_eviction [--episodes 12] [--agents 6]
 
 The real scheduler and prefix cache without a model (``tests/reproductions/model_free.py``): only who computes what is counted. The load is
 the SWE agent's: every turn's prompt is the turn before it, its answer and a tool's result. ``--agents`` episodes go on side by side and
@@ -30,7 +30,7 @@ from protocol.ids import RequestId, RequestKey
 from protocol.sampling import SamplingParams
 from tests.reproductions.model_free import VOCAB, ModelFreeCore
 
-SIZES = ((400, 9000), (48, 9000), (24, 9000), (12, 9000), (400, 1000), (400, 500))
+SIZES = ((200, 4000), (24, 4000), (12, 4000), (6, 4000), (200, 400))
 """Snapshots, KV blocks."""
 RULES = {"ours": greedy_dual, "LRU": least_recently_used}
 TOKENIZER = Path(__file__).parents[1] / "demo/checkpoint/tokenizer.json"
@@ -62,8 +62,8 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--episodes", type=int, default=120)
-    parser.add_argument("--agents", type=int, default=16)
+    parser.add_argument("--episodes", type=int, default=12)
+    parser.add_argument("--agents", type=int, default=6)
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     console = Console(width=160)

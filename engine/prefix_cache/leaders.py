@@ -40,12 +40,12 @@ def fork(shared: int, block_tokens: int) -> int:
     return shared // block_tokens * block_tokens
 
 
-def choose_wait(leaders: Iterable[Leader], *, cached: int, limit: int, block_tokens: int) -> Wait | None:
+def choose_wait(leaders: Iterable[Leader], *, cached: int, limit: int, block_tokens: int, waits: bool = False) -> Wait | None:
     """The leader that brings a request farthest, if waiting for it is shorter than computing; None: go on alone.
 
     ``cached``: where the request could start now; ``limit``: where its own prefill ends. Until the leader has come to the position,
     it computes ``position - computed`` tokens, where the request alone would compute ``position - cached``. A wait that spares
-    the whole prefill costs no step, so it needs no least gain.
+    the whole prefill costs no step, so it needs no least gain; neither does one that goes on (``waits``).
     """
     best: Wait | None = None
     for leader in leaders:
@@ -53,7 +53,7 @@ def choose_wait(leaders: Iterable[Leader], *, cached: int, limit: int, block_tok
         if position < leader.prefill_end:
             position = fork(position, block_tokens)
         ahead = max(leader.computed, cached) < position and leader.computed >= cached
-        worth = position == limit or position - cached >= MIN_GAIN
+        worth = waits or position == limit or position - cached >= MIN_GAIN
         if ahead and worth and (best is None or position > best.position):
             best = Wait(leader=leader.arrival, position=position)
     return best

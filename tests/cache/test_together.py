@@ -39,6 +39,15 @@ def test_a_family_waits_for_its_common_beginning_only(make_core: MakeCore) -> No
     assert computed(drive.core) == 70 + 3 * (70 - 48)
 
 
+def test_a_long_wait_is_waited_out(make_core: MakeCore) -> None:
+    """The bound is set when the wait begins: that little is left to spare in the end doesn't make it shorter."""
+    drive = Drive(make_core(**ROOMY | {"max_model_len": 500}))
+    requests = [request(i, each, max_tokens=1) for i, each in enumerate(family(400, (9, 9, 9)))]
+    drive.outputs(requests)
+    assert [cached(drive, i) for i in range(3)] == [0, 400, 400]
+    assert computed(drive.core) == 409 + 2 * 9
+
+
 def test_who_waits_holds_nothing_and_keeps_nobody_from_passing(make_core: MakeCore) -> None:
     drive = Drive(make_core(**BIG_GRID, max_running=2))
     for name, tokens in (("leader", prompt(100)), ("waits", prompt(100)), ("other", prompt(20, 3))):

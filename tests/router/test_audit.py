@@ -85,6 +85,7 @@ async def test_what_was_found_before_the_router_started_fails_the_command_too(ha
 async def test_findings_outlive_their_worker(harness: Harness) -> None:
     worker = await harness.decode()
     await worker.send(found(worker, held=None))
+    await worker.stop_beating()  # a heartbeat after the goodbye would bring it back
     await worker.leave()
     await until(lambda: not len(harness.router.cluster.table))
     report = (await harness.client.get("/audit")).json()

@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml setup.py $(wildcard kernels/cpu_ops/native/*)
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-demo: setup  ## start a local cluster on the shipped model, show an answer, stop
+demo: setup  ## start a local cluster, let an agent on the shipped model fix a bug in it, stop
 	@PYTHONSAFEPATH=1 $(BIN)/baton demo
 
 serve: setup  ## start a local cluster on the shipped model and keep it running (PORT=8000)

@@ -13,43 +13,42 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from baton import load_options as options
 from baton.cluster import ClusterError
-from baton.console import baton_command, complain, err, errors_as_exit, fail, harmless, out
+from baton.console import EXIT_STOPPED, complain, err, errors_as_exit, fail, harmless, out
 from baton.conversation import Conversation, read_tools
 from baton.line_input import LineInput, coloured, state_file
-from baton.own_cluster import cluster_in_background, plan_own_cluster
-from baton.reply import Figures, Reply
-from loadgen.sse import TIMEOUT, ServerError, error_text, stream_json
+from baton.local_server import LocalOptions, Target
+from baton.own_cluster import cluster_in_background
+from baton.reply import Reply, figures
+from loadgen.client import Server, find_server, http_client
+from loadgen.record import Turn, turn_of
+from loadgen.sse import ServerError, stream_json
 
-EXIT_STOPPED = 130
 CYAN = 36
 YELLOW = 33
 
 
 def command(
     url: Annotated[str | None, typer.Option(help="A running server. Default: start a cluster for this chat.", show_default=False)] = None,
-    model_name: Annotated[str | None, typer.Option(help="With --url: which model. Default: its first.", show_default=False)] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Without --url: checkpoint directory. Default: the shipped model.", show_default=False)
-    ] = None,
-    speculation: Annotated[int | None, typer.Option(help="Without --url: K, draft tokens per step, 0..7.", show_default=False)] = None,
+    model_name: options.ModelName = None,
+    api_key_env: options.ApiKeyEnv = "OPENAI_API_KEY",
+    model: options.Model = None,
+    speculation: options.Speculation = None,
     system: Annotated[str | None, typer.Option(help="System prompt.", show_default=False)] = None,
     tools: Annotated[
         Path | None, typer.Option(help="JSON array of functions that the model may call; you give the results.", show_default=False)
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer in tokens.", show_default=False)] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.7,
+    temperature: options.Temperature = 0.7,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.", show_default=False)] = None,
 ) -> None:
-    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    given = {key: value for key, value in options.items() if value is not None}
+    fields = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    given = {key: value for key, value in fields.items() if value is not None}
+    target = Target(url=url, model_name=model_name, api_key_env=api_key_env, local=LocalOptions(model=model, speculation=speculation))
     with errors_as_exit():
         conversation = Conversation(system, read_tools(tools) if tools else [])
-        if url is not None and (model is not None or speculation is not None):
-            raise ValueError("--model and --speculation are for a cluster of its own; with --url there is --model-name")
-        if url is None and model_name is not None:
-            raise ValueError("--model-name goes with --url; a cluster of its own has one model, --model")
-        plan = None if url else plan_own_cluster(model, speculation)
+        plan = target.check()
     try:
         lines = LineInput(state_file("chat_history"), list(COMMANDS))
     except OSError as error:
@@ -58,54 +57,30 @@ def command(
         err.print("[dim]starting a cluster for this chat; --url talks to one that runs already …[/dim]")
     try:
         with cluster_in_background(plan) if plan else nullcontext():
-            server = Server.find(plan.url if plan else _with_scheme(url or ""), model_name)
-            Chat(server, given, conversation, lines).run()
+            server = asyncio.run(_find(plan.url if plan else target.running_url, target))
+            Chat(server, target.api_key(), given, conversation, lines).run()
     except ClusterError as error:
         fail(str(error))
+    except ServerError as error:
+        fail(f"{error}; without --url a cluster is started for this chat")
     except KeyboardInterrupt:  # while the cluster started
         fail("stopped", EXIT_STOPPED)
 
 
-def _with_scheme(url: str) -> str:
-    return url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    url: str
-    model: str
-    extensions: dict[str, Any]
-    """Of the request, for servers that are known to have them."""
-
-    @classmethod
-    def find(cls, url: str, model: str | None) -> Server:
-        """Ends the command when there is none."""
-        try:
-            answer = httpx.get(f"{url}/v1/models", timeout=5.0, trust_env=False)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            fail(f"no server at {url} ({error}); start one with: {baton_command()} up")
-        if answer.status_code != httpx.codes.OK:
-            fail(error_text(answer.content, answer.status_code))
-        try:
-            cards = answer.json()["data"]
-            first = cards[0]
-            name, owner = str(first["id"]), first.get("owned_by")
-        except (ValueError, LookupError, TypeError, AttributeError):
-            fail(f"{url}/v1/models doesn't list models; is it an OpenAI-compatible server?")
-        usage = {"include_usage": True}
-        if owner == "baton":
-            return cls(url, model or name, {"stream_options": usage | {"continuous_usage_stats": True}, "return_timings": True})
-        return cls(url, model or name, {"stream_options": usage})
+async def _find(url: str, target: Target) -> Server:
+    async with http_client(target.api_key()) as http:
+        return await find_server(http, url, target.model_name)
 
 
 @dataclass(slots=True)
 class Chat:
     server: Server
-    options: dict[str, Any]
+    api_key: str | None
+    fields: dict[str, Any]
     """Of each request, from the command line."""
     conversation: Conversation
     lines: LineInput
-    figures: list[Figures] = field(default_factory=list)
+    answered: list[Turn] = field(default_factory=list)
 
     def run(self) -> None:
         """Until Ctrl-D or /quit."""
@@ -138,15 +113,15 @@ class Chat:
         turns = self.conversation.turns
         before = len(turns)
         while True:
-            reply = asyncio.run(self._answer(self.options | self.conversation.body(*new)))
+            reply = asyncio.run(self._answer(self.fields | self.conversation.body(*new)))
             if reply is None:
                 del turns[before:]
                 return
-            turns += [*new, reply.message()]
-            self.figures.append(reply.figures)
-            if not reply.awaited:
+            turns += [*new, reply.answer.message()]
+            self.answered.append(turn_of(reply.answer, reply.answer.asked_at))
+            if not reply.answer.calls:
                 return
-            new = tuple(self._result(call.name, call.call_id) for call in reply.awaited)
+            new = tuple(self._result(call.name, call.call_id) for call in reply.answer.calls)
 
     def _result(self, name: str, call_id: str) -> dict[str, Any]:
         """Ctrl-C and Ctrl-D answer with nothing: the conversation can't go on without any result."""
@@ -164,23 +139,24 @@ class Chat:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
         reply, how = Reply(), ""
         try:
-            async with httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as client:
+            async with http_client(self.api_key) as http:
                 request = {"model": self.server.model} | self.server.extensions | body
-                async for event in stream_json(client, f"{self.server.url}/v1/chat/completions", request):
+                async for event in stream_json(http, f"{self.server.url}/v1/chat/completions", request):
                     self._show(reply.take(event))
         except asyncio.CancelledError:
             how = "stopped"
         except (ServerError, httpx.HTTPError) as error:
-            self._show("\n" if reply.content else "")
+            self._show("\n" if reply.answer.text else "")
             complain(harmless(str(error) or type(error).__name__))
             return None
-        self._show(reply.finish() + ("\n" if reply.content or how else ""))
+        self._show(reply.finish() + ("\n" if reply.answer.text or how else ""))
         for call in reply.calls:
             out.print(f"→ {harmless(call.name)} {harmless(call.arguments)}", markup=False, style="yellow")
-        if reply.finish_reason == "length":
+        if reply.answer.finish_reason == "length":
             how = "max tokens reached"
-        err.print(" · ".join(part for part in (str(reply.figures), how) if part), style="dim")
-        return reply if reply.content or reply.calls else None
+        told = figures([turn_of(reply.answer, reply.answer.asked_at)])
+        err.print(" · ".join(part for part in (told, how) if part), style="dim")
+        return reply if reply.answer.text or reply.answer.calls else None
 
     def _show(self, text: str) -> None:
         out.print(harmless(text), end="", markup=False)
@@ -213,7 +189,7 @@ class Chat:
             err.print(f"saved {len(self.conversation.turns)} messages in {name}", markup=False)
 
     def _stats(self, _: str) -> None:
-        err.print(f"{len(self.figures)} answers · {Figures.total(self.figures)}".removesuffix(" · "), markup=False)
+        err.print(" · ".join(part for part in (f"{len(self.answered)} answers", figures(self.answered)) if part))
 
     def _quit(self, _: str) -> None:
         raise EOFError

@@ -116,7 +116,7 @@ class LocalCluster:
             for _ in range(2):
                 for child in group:
                     _signal(child, signal.SIGTERM)
-                await asyncio.wait([asyncio.ensure_future(c.process.wait()) for c in group], timeout=DRAIN_S) if group else None
+                await _wait(group, DRAIN_S)
             await asyncio.gather(*(self._end(child) for child in group))
         self._children.clear()
 
@@ -170,13 +170,22 @@ class LocalCluster:
             await self._start(spec)
 
     async def _end(self, child: Child) -> None:
-        try:
-            await asyncio.wait_for(child.process.wait(), STOP_GRACE_S)
-        except TimeoutError:
+        if not await _wait([child], STOP_GRACE_S):
             self._log("baton", f"{child.spec.name} did not end in {STOP_GRACE_S:.0f} s; killing it")
             _signal(child, signal.SIGKILL)
             await child.process.wait()
         await child.reader
+
+
+async def _wait(children: Sequence[Child], timeout_s: float) -> bool:
+    """Whether all have ended in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            for child in children:
+                await child.process.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def free_port(host: str = "127.0.0.1") -> int:

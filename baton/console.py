@@ -15,6 +15,8 @@ from protocol.errors import BatonError, ConfigError
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_STOPPED = 130
+"""By Ctrl-C, as in a shell."""
 
 _UNSEEN = (
     {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")

@@ -13,20 +13,17 @@ from typing import Any, NoReturn
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from baton.cluster import ClusterError
-from baton.console import EXIT_FAILURE, err, errors_as_exit, out
+from baton.console import EXIT_FAILURE, EXIT_STOPPED, err, errors_as_exit, out
 from baton.load_table import load_table
 from baton.local_server import Target
 from baton.reproduce import ABOUT
 from baton.up import Plan
 from loadgen.client import Client, find_server, http_client
-from loadgen.metrics import count_failures
 from loadgen.plot import check_plot, plot
 from loadgen.record import Session
 from loadgen.report import Slo, report
 from loadgen.run import Arrival, Run, Work
 
-EXIT_STOPPED = 130
 MakeWork = Callable[[Client], Sequence[tuple[Session, Work]]]
 Ask = Callable[[Client], Awaitable[dict[str, Any]]]
 
@@ -76,10 +73,7 @@ def drive(load: Load, output: Output) -> NoReturn:
         if output.plot:
             check_plot(output.plot)
         plan = load.target.check()
-        try:
-            asyncio.run(_until_stopped(load, plan, outcome))
-        except* ClusterError as group:
-            raise group.exceptions[0] from None
+        asyncio.run(_until_stopped(load, plan, outcome))
         told = _report(load, output, outcome)
         if output.as_json:
             print(json.dumps(told))
@@ -87,8 +81,8 @@ def drive(load: Load, output: Output) -> NoReturn:
             out.print(load_table(load.title, told))
         if output.plot:
             _plot(output.plot, load, outcome)
-    turns = [turn for session in outcome.run.sessions for turn in session.turns]
-    all_failed = bool(turns) and count_failures(turns).total() == len(turns)
+    turns = outcome.run.turns
+    all_failed = bool(turns) and all(turn.failure for turn in turns)
     sys.exit(EXIT_STOPPED if outcome.interrupted else EXIT_FAILURE if all_failed else 0)
 
 
@@ -138,8 +132,7 @@ def _report(load: Load, output: Output, outcome: _Outcome) -> dict[str, Any]:
 
 
 def _plot(path: Path, load: Load, outcome: _Outcome) -> None:
-    turns = [turn for session in outcome.run.sessions for turn in session.turns]
     try:
-        plot(path, turns, f"{load.title}: {outcome.server.get('model', '')}")
+        plot(path, outcome.run.turns, f"{load.title}: {outcome.server.get('model', '')}")
     except OSError as error:
         raise ValueError(f"plot={path} can't be written: {error}") from error

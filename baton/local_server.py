@@ -62,6 +62,12 @@ class Target:
             raise ValueError(f"{names}: these are for a cluster of its own, and --url names a server that runs")
         return None
 
+    @property
+    def running_url(self) -> str:
+        """Of a server that runs, as requests need it."""
+        assert self.url is not None
+        return (self.url if "://" in self.url else f"http://{self.url}").rstrip("/").removesuffix("/v1")
+
     def api_key(self) -> str | None:
         """For servers that run: the local one wants none."""
         return os.environ.get(self.api_key_env) if self.url else None
@@ -74,8 +80,7 @@ class Target:
     async def serve(self, plan: Plan | None) -> AsyncIterator[str]:
         """Its URL, ready. Raises ClusterError."""
         if plan is None:
-            url = self.url or ""
-            yield (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+            yield self.running_url
             return
         async with own_cluster(plan) as cluster:
             yield cluster.url

@@ -35,8 +35,8 @@ def _options(
 
 
 app.command("up", help="Start a local cluster and keep it running until Ctrl-C.")(up.command)
-app.command("demo", help="Start a local cluster on the shipped model, show one answer and what was handed over, stop.")(demo.command)
-app.command("chat", help="Talk to a running server on the terminal.")(chat.command)
+app.command("demo", help="Start a local cluster on the shipped model and let an agent fix a bug in it.")(demo.command)
+app.command("chat", help="Talk to a cluster of its own, or to any server, on the terminal.")(chat.command)
 app.command("generate", help="Answer prompts in this single process, without any server.")(generate.command)
 app.command("audit", help="Show what a running cluster's state audit has found; exit code 1 when it found anything.")(audit.command)
 app.command("doctor", help="Show versions, kernels and transports, and measure the link that a hand-off would take.")(doctor.command)

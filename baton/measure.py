@@ -18,14 +18,20 @@ import torch
 
 from baton.console import cores
 from engine import Engine, SamplingParams
+from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.models.nemotron_h import model_dims
 from engine.models.nemotron_h_config import NemotronHConfig, parse_config
 from engine.models.parameters import model_parameters
+from engine.pools import block_parts, slot_parts
 from engine.rows import Row, RowKind
 from engine.runner import Runner
+from protocol.regions import PagePart
 
 WINDOW = 6
 """Positions of the measured verify step: K = 5."""
+PROMPT_TOKENS = 32
+"""Of each request whose decoding is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,28 @@ def machine() -> dict[str, Any]:
     return {"processor": platform.processor() or platform.machine(), "cores": cores(), "load_1min": os.getloadavg()[0]}
 
 
+def require_room(model: Path, batch: int, num_tokens: int, speculation: int) -> None:
+    """ValueError unless ``batch`` requests of ``num_tokens`` can be computed at the same time: more would only wait for one another."""
+    config = _config(model)
+    dims = model_dims(config, with_mtp=bool(config.mtp_blocks))
+    defaults = EngineConfig(model=model)
+    block_bytes = _num_bytes(block_parts(dims, defaults.block_tokens, torch.float32))
+    slot_bytes = _num_bytes(slot_parts(dims, torch.float32)) * (speculation + 2)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    by_kv = defaults.kv_bytes // max(1, block_bytes * -(-num_tokens // defaults.block_tokens))
+    by_state = memory // 2 // max(1, slot_bytes)  # the other half is for all the rest
+    if batch > min(by_kv, by_state):
+        why = f"{defaults.kv_bytes >> 20} MiB of KV" if by_kv <= by_state else f"half of this machine's {memory >> 30} GiB"
+        raise ValueError(f"batch={batch} is not possible: at most {min(by_kv, by_state)} requests of {num_tokens} tokens fit in {why}")
+
+
+def _num_bytes(parts: Sequence[PagePart]) -> int:
+    return sum(part.num_bytes for part in parts)
+
+
 def prefill(model: Path, *, prompt_tokens: int, batch: int, runs: int, threads: int | None) -> dict[str, Any]:
     """Prompt tokens per second, and the share of this machine's matmul peak that the model's weights make of it."""
+    require_room(model, batch, prompt_tokens, speculation=0)
     with Engine(model, threads=threads, max_running=batch, step_tokens=max(512, prompt_tokens), prefix_cache=False) as engine:
         one = SamplingParams(max_tokens=1, ignore_eos=True)
         rates, peaks = [], []
@@ -71,6 +97,7 @@ def prefill(model: Path, *, prompt_tokens: int, batch: int, runs: int, threads: 
 
 def decode(model: Path, *, new_tokens: int, batch: int, runs: int, threads: int | None, speculation: int) -> dict[str, Any]:
     """Output tokens per second, without speculation and, when the checkpoint has MTP, with K = ``speculation``."""
+    require_room(model, batch, PROMPT_TOKENS + new_tokens, speculation)
     result: dict[str, Any] = {}
     drafts = [0, speculation] if _config(model).mtp_blocks and speculation else [0]
     slots = {k: batch * (k + 2) + 1 + (1 + WINDOW) for k in drafts}  # and one window more for verify_step
@@ -78,7 +105,7 @@ def decode(model: Path, *, new_tokens: int, batch: int, runs: int, threads: int 
     rates: dict[int, list[float]] = {k: [] for k in drafts}
     for run in range(-1, runs):
         for k, engine in zip(drafts, engines, strict=True):
-            prompts = _prompts(run, batch, 32, engine.core.model_info.vocab_size)
+            prompts = _prompts(run, batch, PROMPT_TOKENS, engine.core.model_info.vocab_size)
             first = _timed(lambda e=engine, p=prompts: e.generate(p, SamplingParams(max_tokens=1, ignore_eos=True)))  # type: ignore[misc]
             whole = _timed(lambda e=engine, p=prompts: e.generate(p, SamplingParams(max_tokens=new_tokens, ignore_eos=True)))  # type: ignore[misc]
             if run >= 0:

@@ -15,14 +15,22 @@ ROOT = Path(__file__).parents[1]
 
 class Fault(StrEnum):
     PADDED_TAIL_AS_PREFILL = "padded-tail-as-prefill"
+    PADDED_TAIL_OF_ZEROS = "padded-tail-as-prefill-zeros"
 
 
+_PADDED_TAIL = (
+    "A prompt's last token that is padded with K placeholders, because speculative rows run beside it, goes through the prefill path on "
+    "the decode workers: the state after the placeholders is kept as if it were h(N). Nothing is raised; later tokens of such requests "
+    "read a wrong state. The placeholders read "
+)
 ABOUT = {
-    Fault.PADDED_TAIL_AS_PREFILL: "A prompt's last token that is padded with K placeholders, because speculative rows run beside it, goes "
-    "through the prefill path on the decode workers: the state after the placeholders is kept as if it were h(N). Nothing is raised; "
-    "later tokens of such requests read a wrong state.",
+    Fault.PADDED_TAIL_AS_PREFILL: _PADDED_TAIL + "what another request left in the buffer of drafts.",
+    Fault.PADDED_TAIL_OF_ZEROS: _PADDED_TAIL + "token 0.",
 }
-POLICIES = {Fault.PADDED_TAIL_AS_PREFILL: "tests.reproductions.padded_tail:POLICIES"}
+POLICIES = {
+    Fault.PADDED_TAIL_AS_PREFILL: "tests.reproductions.padded_tail:STALE",
+    Fault.PADDED_TAIL_OF_ZEROS: "tests.reproductions.padded_tail:ZEROS",
+}
 
 
 def with_fault(plan: Plan, fault: Fault, root: Path = ROOT) -> Plan:

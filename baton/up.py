@@ -34,6 +34,7 @@ PrefixCache = Annotated[
     typer.Option("--prefix-cache/--no-prefix-cache", help="Keep prefixes for later requests. Default yes.", show_default=False),
 ]
 ServedName = Annotated[str | None, typer.Option(help="Model name for clients. Default: the directory's name.", show_default=False)]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error, for all processes. Default info.", show_default=False)]
 Config = Annotated[Path | None, typer.Option(help="TOML file; flags and BATON_* variables win over it.", show_default=False)]
 
 
@@ -47,6 +48,7 @@ def command(
     threads: Threads = None,
     served_model_name: ServedName = None,
     prefix_cache: PrefixCache = None,
+    log_level: LogLevel = None,
     config: Config = None,
 ) -> None:
     flags: dict[str, object] = {
@@ -59,6 +61,7 @@ def command(
         "threads": threads,
         "served_model_name": served_model_name,
         "prefix_cache": prefix_cache,
+        "log_level": log_level,
     }
     with errors_as_exit():
         plan = plan_cluster(load_settings(UpSettings, "baton", flags, config, os.environ), config, os.environ)
@@ -84,6 +87,7 @@ def plan_cluster(settings: UpSettings, config: Path | None, environ: Mapping[str
     said = settings.model_fields_set
     model = resolve_model(settings.model)
     shared: dict[str, object] = {"model": model, "control": settings.control or f"tcp://127.0.0.1:{free_port()}"}
+    shared |= {"log_level": settings.log_level} if "log_level" in said else {}
     http = {key: getattr(settings, key) for key in ("host", "port", "served_model_name") if key in said}
     enough = {"min_prefill": settings.prefill, "min_decode": settings.decode}  # /ready waits for all of them
     router = load_settings(RouterSettings, "router", shared | enough | http, config, environ)

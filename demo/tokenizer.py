@@ -1,4 +1,7 @@
-"""A byte-level BPE tokenizer, trained on the Python standard library, with the files that tokenizer loaders expect."""
+"""A byte-level BPE tokenizer, trained on the Python standard library, with the files that tokenizer loaders expect.
+
+Pieces that matter to the driver's episodes are tokens from the start (``demo.phrases``); BPE learns the rest.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import sysconfig
 from itertools import chain, islice, product
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from demo.phrases import PIECE, WHOLE
 
 PAD, BOS, EOS, TURN_START, TURN_END = "<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (PAD, BOS, EOS, TURN_START, TURN_END)
@@ -18,10 +23,26 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 def train_tokenizer(vocab_size: int) -> Tokenizer:
     """The same tokenizer from the same Python release."""
-    tokenizer = _with_bytes(models.BPE())
-    tokenizer.train_from_iterator(_corpus(), _trainer(vocab_size))
+    learner = _with_bytes(models.BPE())
+    learner.train_from_iterator(_corpus(), _trainer(vocab_size))
+    learned = json.loads(learner.to_str())["model"]
+    words = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
+    whole = [_as_bytes(piece) for piece in WHOLE]
+    while len(set(words).union(whole)) > vocab_size:
+        words.pop()
+    vocab = {word: index for index, word in enumerate(dict.fromkeys([*words, *whole]))}
+    merges = [(first, second) for first, second in learned["merges"] if first + second in vocab and first in vocab and second in vocab]
+    # ``ignore_merges``: a piece that is a token needs no merges to become one.
+    tokenizer = _with_bytes(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
+    tokenizer.add_special_tokens(_special_tokens())
     assert tokenizer.get_vocab_size() == vocab_size, "the corpus is too small for this vocabulary"
     return tokenizer
+
+
+def _as_bytes(piece: str) -> str:
+    """As byte-level tokens spell it."""
+    ((spelled, _),) = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(piece)
+    return spelled
 
 
 def byte_tokenizer(vocab_size: int) -> Tokenizer:
@@ -37,9 +58,8 @@ def byte_tokenizer(vocab_size: int) -> Tokenizer:
 
 def _with_bytes(model: models.BPE) -> Tokenizer:
     tokenizer = Tokenizer(model)
-    # Numbers are cut into single digits: small vocabularies learn arithmetic and line numbers badly otherwise.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [pre_tokenizers.Split(Regex(PIECE), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -1,13 +1,14 @@
-"""Seeded weights that are random, yet make a model whose text goes on and whose MTP module guesses well.
+"""Seeded random weights: what training starts from, and those of checkpoints that are never trained.
 
-Each token has one favourite successor (a random permutation, wired from embeddings to head). The blocks add enough of
-the context to overrule it often, so greedy text doesn't fall into a cycle; the MTP module knows the favourite only, so a
-part of its drafts is accepted and a part is not. Both matter to whoever watches speculation work.
+The latter make a model whose text goes on and whose MTP module guesses well. Each token has one favourite successor (a
+random permutation, wired from embeddings to head). The blocks add enough of the context to overrule it often, so greedy
+text doesn't fall into a cycle; the MTP module knows the favourite only, so a part of its drafts is accepted and a part is
+not. Both matter to whoever watches speculation work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
@@ -26,18 +27,27 @@ HEAD_GAIN = 2.0
 """How sure the model is of itself."""
 
 
+def initial_weights(config: NemotronHConfig, seed: int) -> dict[str, Tensor]:
+    """Spread by 1/sqrt(fan-in): with less, attention stays uniform and copying is learned late. float32."""
+    random = np.random.Generator(np.random.PCG64(seed))
+    shapes = model_parameters(config) | mtp_parameters(config)
+    return {name: torch.from_numpy(_random(name, shape, config, random, lambda _: 1.0)).float() for name, shape in shapes.items()}
+
+
 def make_weights(config: NemotronHConfig, *, unlikely: Collection[int], seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """All tensors of the checkpoint by plain name, MTP included. The head hardly ever chooses the ``unlikely`` tokens."""
     random = np.random.Generator(np.random.PCG64(seed))
     shapes = model_parameters(config) | mtp_parameters(config)
-    values = {name: _random(name, shape, config, random) for name, shape in shapes.items()}
+    values = {name: _random(name, shape, config, random, _gain) for name, shape in shapes.items()}
     values["lm_head.weight"] = _successor_head(values["embeddings.weight"], unlikely, random)
     if config.mtp_blocks:
         values["mtp.layers.0.eh_proj.weight"] = _token_first(config.hidden_size, random)
     return {name: torch.from_numpy(value).to(dtype) for name, value in values.items()}
 
 
-def _random(name: str, shape: tuple[int, ...], config: NemotronHConfig, random: np.random.Generator) -> Floats:
+def _random(
+    name: str, shape: tuple[int, ...], config: NemotronHConfig, random: np.random.Generator, gain: Callable[[str], float]
+) -> Floats:
     """One parameter by its role: the same spreads as in trained models of this family."""
     heads = config.mamba_num_heads
     if name.endswith(".A_log"):
@@ -56,7 +66,7 @@ def _random(name: str, shape: tuple[int, ...], config: NemotronHConfig, random: 
         return 0.5 * noise
     if name == "embeddings.weight":
         return noise
-    noise *= _gain(name) / np.sqrt(shape[-1])
+    noise *= gain(name) / np.sqrt(shape[-1])
     return noise
 
 

@@ -26,7 +26,8 @@ class Answer:
     ended_at: float = 0.0
     text: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    _calls: dict[int, Call] = field(default_factory=dict)
+    """By index."""
     token_ids: list[int] = field(default_factory=list)
     """Empty when the server doesn't tell them."""
     finish_reason: str | None = None
@@ -43,12 +44,20 @@ class Answer:
             self.arrivals.append(now)
         self.ended_at = now
 
+    @property
+    def calls(self) -> list[Call]:
+        return list(self._calls.values())
+
     def message(self) -> dict[str, Any]:
         """For the conversation, as the server would render it again."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        message: dict[str, Any] = {"role": "assistant", "content": _sendable(self.text)}
         if self.calls:
             message["tool_calls"] = [
-                {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                {
+                    "id": call.call_id,
+                    "type": "function",
+                    "function": {"name": _sendable(call.name), "arguments": _sendable(call.arguments)},
+                }
                 for call in self.calls
             ]
         return message
@@ -70,12 +79,15 @@ class Answer:
         return bool(text or reasoning or token_ids or parts)
 
     def _add(self, part: dict[str, Any]) -> None:
-        """Servers that leave the index out send whole calls."""
+        """Servers that leave the index out send whole calls; some give no id."""
         index = part.get("index")
-        if index is None or index >= len(self.calls):
-            self.calls.append(Call())
-            index = -1
-        call, function = self.calls[index], part.get("function") or {}
+        number = len(self._calls) if index is None else index
+        call, function = self._calls.setdefault(number, Call(f"call_{number}")), part.get("function") or {}
         call.call_id = part.get("id") or call.call_id
         call.name += function.get("name") or ""
         call.arguments += function.get("arguments") or ""
+
+
+def _sendable(text: str) -> str:
+    """Surrogate pairs that came apart together again; halves that stand alone can't be sent."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -20,8 +20,7 @@ class Slo:
 
 
 def report(run: Run, settings: Mapping[str, Any], slo: Slo, *, asked: int, interrupted: bool, with_tokens: bool) -> dict[str, Any]:
-    sessions = run.sessions
-    turns = [turn for session in sessions for turn in session.turns]
+    sessions, turns = run.sessions, run.turns
     return {
         **_resolved(sessions),
         "sessions_asked": asked,

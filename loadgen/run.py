@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from loadgen.arrival import Job, run_closed, run_poisson
-from loadgen.record import Session
+from loadgen.record import Session, Turn
 
 Work = Callable[[Session, float], Awaitable[None]]
 """Fills the session; the second argument is when the run began."""
@@ -29,6 +29,10 @@ class Run:
     sessions: list[Session] = field(default_factory=list)
     began_at: float = 0.0
     duration_s: float = 0.0
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [turn for session in self.sessions for turn in session.turns]
 
     async def go(self, work: Sequence[tuple[Session, Work]], arrival: Arrival, on_end: Callable[[Session], None] = lambda _: None) -> None:
         self.began_at = time.monotonic()

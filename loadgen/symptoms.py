@@ -9,6 +9,7 @@ from enum import StrEnum
 from loadgen.answer import Answer
 
 _REPLACEMENT = re.compile("\ufffd")
+# control characters, halves of surrogate pairs, a byte-level vocabulary's own letters, UTF-8 read as Latin-1
 _BROKEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u0120\u010a]|<0x[0-9A-Fa-f]{2}>|[ÂÃ][\x80-\u00bf]|â€")
 _MARKUP = re.compile(r"</?tool_call>|</?tools>|<\|\w+\|>|</?function\b|\[TOOL_CALLS\]|\"arguments\": ?\{")
 
@@ -41,5 +42,5 @@ def symptoms(answer: Answer, *, expects_call: bool) -> list[Symptom]:
 def _is_object(arguments: str) -> bool:
     try:
         return isinstance(json.loads(arguments or "{}"), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

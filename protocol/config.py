@@ -74,6 +74,8 @@ class RouterSettings(Settings):
     """Requests that may wait for room; more get 429."""
     request_timeout_s: Seconds = 600.0
     """From arrival to the last token."""
+    receive_timeout_s: Seconds = 60.0
+    """How long a client may take to send a request, from connecting or from its first byte; then the connection is closed."""
     min_prefill: Annotated[int, Field(ge=0)] = 0
     """Prefill workers without which /ready says no."""
     min_decode: Positive = 1

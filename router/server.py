@@ -20,6 +20,7 @@ from router.app import build_app
 from router.cluster import WATCH_S, Cluster
 from router.control import Control
 from router.front import Front
+from router.http_protocol import bounded_http
 from router.hub import Hub
 from router.metrics import Metrics
 from router.model_files import load_model_files
@@ -119,7 +120,7 @@ class _Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="none",
-                http="httptools",
+                http=bounded_http(settings.receive_timeout_s),
                 ws="none",
                 lifespan="off",
                 log_config=None,

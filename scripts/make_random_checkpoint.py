@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from demo.make_checkpoint import CONFIG as DEMO_CONFIG
-from demo.make_checkpoint import EOS_TOKEN_IDS, write_config, write_weights
+from demo.files import CONFIG as DEMO_CONFIG
+from demo.files import EOS_TOKEN_IDS, write_config, write_weights
 from demo.tokenizer import SPECIAL_TOKENS, byte_tokenizer, write_tokenizer
 from demo.weights import make_weights
 from engine.models.nemotron_h_config import parse_config

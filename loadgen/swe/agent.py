@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from loadgen.answer import Answer
@@ -15,6 +16,8 @@ from loadgen.swe.tools import TOOLS, RunTests, Workspace
 from loadgen.symptoms import symptoms
 
 MAX_TURNS = 16
+OnTurn = Callable[[Answer, Sequence[dict[str, Any]]], None]
+"""Told each answer, with the results of its calls."""
 GO_ON = "Call a tool. When the bug is fixed, call submit."
 """For answers that call nothing before anything was submitted."""
 
@@ -26,6 +29,7 @@ async def fix(
     began_at: float,
     max_turns: int = MAX_TURNS,
     run_tests: RunTests = run_tests,
+    on_turn: OnTurn = lambda answer, results: None,
 ) -> None:
     """Fill ``session`` turn by turn. A call that can't be carried out is answered with an error and the session goes on; an answer
     that doesn't come ends it. Resolved: the hidden test passes on what the session left behind."""
@@ -36,12 +40,14 @@ async def fix(
         if answer is None:
             break
         session.messages.append(answer.message())
-        if answer.calls:
-            session.messages += await asyncio.to_thread(_results, workspace, answer)
-        elif workspace.submitted:
+        results = await asyncio.to_thread(_results, workspace, answer)
+        on_turn(answer, results)
+        session.messages += results
+        if results:
+            continue
+        if workspace.submitted:
             break
-        else:
-            session.messages.append({"role": "user", "content": GO_ON})
+        session.messages.append({"role": "user", "content": GO_ON})
     session.submitted = workspace.submitted
     session.resolved = await asyncio.to_thread(workspace.resolved, instance)
 

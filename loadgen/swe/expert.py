@@ -23,7 +23,7 @@ def expert_calls(instance: Instance) -> list[tuple[str, dict[str, str]]]:
     bug = instance.bug
     look: list[tuple[str, dict[str, str]]] = [] if instance.names_module else [("list", {})]
     fix = {"path": bug.path, "old": bug.broken, "new": bug.fixed}
-    return [*look, ("test", {}), ("read", {"path": bug.path}), ("replace", fix), ("test", {}), ("submit", {})]
+    return [*look, ("test", {}), ("read", {"path": bug.path, "function": bug.function}), ("replace", fix), ("test", {}), ("submit", {})]
 
 
 def closing(instance: Instance) -> Message:

@@ -17,7 +17,7 @@ from pathlib import Path
 from loadgen.swe import run_tests as child
 from loadgen.swe.outcome import Failure, Outcome, from_exception
 
-WALL_S = 20.0
+WALL_S = 60.0
 MAX_RESULT_BYTES = 1 << 20
 
 
@@ -72,6 +72,7 @@ def _outcome(told: bytes | None, code: int) -> Outcome:
         return Outcome(1, (Failure("the tests", "they took too long"),))
     try:
         result = json.loads(told)
-    except ValueError:
+        failures = [Failure(title, from_exception(kind, text)) for title, kind, text in result["failures"]]
+        return Outcome(int(result["num_tests"]), tuple(failures))
+    except (ValueError, LookupError, TypeError, AttributeError):  # it ended before, or what it ran wrote there
         return Outcome(1, (Failure("the tests", "their process died"),))
-    return Outcome(result["num_tests"], tuple(Failure(title, from_exception(kind, text)) for title, kind, text in result["failures"]))

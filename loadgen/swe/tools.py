@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loadgen.swe.instance import HIDDEN_TEST, VISIBLE_TEST, Instance
@@ -14,8 +15,9 @@ SYSTEM_PROMPT = "You fix bugs. Use the tools, then submit."
 RunTests = Callable[[Mapping[str, str], str], Outcome]
 
 
-def _tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"type": "object", "properties": {argument: {"type": "string"} for argument in arguments}}
+def _tool(name: str, description: str, *arguments: str, optional: Sequence[str] = ()) -> dict[str, Any]:
+    properties = {argument: {"type": "string"} for argument in (*arguments, *optional)}
+    parameters: dict[str, Any] = {"type": "object", "properties": properties}
     if arguments:
         parameters["required"] = list(arguments)
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
@@ -23,13 +25,13 @@ def _tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
 
 TOOLS = [
     _tool("list", "List files."),
-    _tool("read", "Read a file.", "path"),
+    _tool("read", "Read a file, or one function of it.", "path", optional=("function",)),
     _tool("replace", "Replace text that occurs once.", "path", "old", "new"),
     _tool("test", "Run tests."),
     _tool("submit", "Finish."),
 ]
 """OpenAI's form. Terse: they are in every prompt."""
-_ARGUMENTS = {tool["function"]["name"]: tuple(tool["function"]["parameters"]["properties"]) for tool in TOOLS}
+_PARAMETERS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
 
 
 class ToolError(Exception):
@@ -61,7 +63,8 @@ class Workspace:
             case "list":
                 return "\n".join(sorted(self.files))
             case "read":
-                return self._read(given["path"])
+                text = self._read(given["path"])
+                return _function(text, given["path"], given["function"]) if given.get("function") else text
             case "replace":
                 return self._replace(given["path"], given["old"], given["new"])
             case "test":
@@ -85,17 +88,34 @@ class Workspace:
         return "replaced"
 
 
+def _function(text: str, path: str, name: str) -> str:
+    """The lines of one function at the top of a module. Raises ToolError."""
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError):
+        raise ToolError(f"{path} is not Python: read all of it") from None
+    for statement in statements:
+        if isinstance(statement, ast.FunctionDef) and statement.name == name:
+            return "\n".join(text.splitlines()[statement.lineno - 1 : statement.end_lineno])
+    raise ToolError(f"there is no function {name!r} in {path}")
+
+
 def _parse(name: str, arguments: str) -> dict[str, str]:
     """Raises ToolError."""
-    if name not in _ARGUMENTS:
+    if name not in _PARAMETERS:
         raise ToolError(f"there is no tool {name!r}")
     try:
         given = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ToolError("the arguments are not JSON") from None
     if not isinstance(given, dict):
         raise ToolError("the arguments are not an object")
-    for argument in _ARGUMENTS[name]:
+    parameters = _PARAMETERS[name]
+    for argument in parameters["properties"]:
+        if argument not in given and argument not in parameters["required"]:
+            continue
         if not isinstance(given.get(argument), str):
             raise ToolError(f"{name} needs {argument}, a string")
+        if any("\ud800" <= character <= "\udfff" for character in given[argument]):
+            raise ToolError(f"{argument} is not Unicode")
     return given

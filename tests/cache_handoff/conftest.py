@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from demo.make_checkpoint import make_checkpoint
+
 from tests.cache_handoff.load_kit import alone, make_prompts
 from tests.engine.engine_kit import write_checkpoint
 

@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+import demo
+
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 CTRL_C = "\x03"
 CTRL_D = "\x04"
 UP = "\x1b[A"
@@ -174,3 +179,19 @@ def scripted_server(answers: Sequence[Sequence[Any]]) -> Iterator[ScriptedServer
         finally:
             http.shutdown()
             thread.join()
+
+
+def scrambled_model(folder: Path) -> Path:
+    """The shipped model with the numbers of each matrix shuffled: it can do nothing, and its text goes on and on."""
+    shutil.copytree(demo.CHECKPOINT, folder)
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    random = np.random.default_rng(0)
+    for name, tensor in json.loads(data[8:begin]).items():
+        if name != "__metadata__" and len(tensor["shape"]) > 1:
+            assert tensor["dtype"] in ("BF16", "F16")
+            first, end = tensor["data_offsets"]
+            random.shuffle(np.frombuffer(data, np.uint16, (end - first) // 2, begin + first))
+    path.write_bytes(data)
+    return folder

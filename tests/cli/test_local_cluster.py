@@ -1,9 +1,8 @@
-"""``baton up`` and ``baton demo``: real processes, real signals, nothing left behind."""
+"""``baton up``: real processes, real signals, nothing left behind."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,41 +17,46 @@ import pytest
 from baton.cluster import free_port
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 class Up:
-    """A running ``baton up`` and its children."""
+    """A running ``baton up`` and its children. What it says goes into ``log``."""
 
-    def __init__(self, *args: str) -> None:
+    def __init__(self, log: Path, *args: str) -> None:
+        self.log = log
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         environment = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
         environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "baton", "up", "--port", str(self.port), "--threads", "1", *args]
-        self.process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+        with log.open("wb") as file:
+            self.process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=file, env=environment)
+        self.first_children: dict[str, psutil.Process] = {}
+
+    def start(self) -> None:
         until(self.is_ready)
         self.first_children = self.children()
 
     def is_ready(self) -> bool:
-        assert self.process.poll() is None, self.process.stderr.read().decode()
+        assert self.process.poll() is None, self.log.read_text()
         try:
-            return httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
+            return httpx.get(f"{self.url}/ready", timeout=30).status_code == 200
         except httpx.TransportError:
             return False
 
     def children(self) -> dict[str, psutil.Process]:
         """By module: router, prefill_worker, decode_worker (one of each in these tests)."""
-        return {_words(child)[2]: child for child in self.process.children() if len(_words(child)) > 2}
+        return {words[2]: child for child in self.process.children() if len(words := _words(child)) > 2}
 
     def epochs(self) -> set[str]:
         """Of the decode workers that the router knows."""
-        workers = httpx.get(f"{self.url}/health", timeout=2).json()["workers"]
+        workers = httpx.get(f"{self.url}/health", timeout=30).json()["workers"]
         return {worker["epoch"] for worker in workers if worker["role"] == "decode"}
 
     def ask(self) -> str:
         body = {"prompt": "def main():", "max_tokens": 8, "temperature": 0}
-        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=30)
+        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["choices"][0]["text"])
 
@@ -72,41 +76,45 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def is_over(process: psutil.Process) -> bool:
+    """Ended; whether its parent has taken note is another matter."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 @pytest.fixture
-def up() -> Iterator[Up]:
-    running = Up("--speculation", "3")
-    yield running
-    for process in [running.process, *running.first_children.values()]:
-        if process.is_running():
-            process.kill()
-    running.process.communicate()
-
-
-def test_ctrl_c_ends_every_process_and_the_exit_code_is_0(up: Up) -> None:
-    assert up.ask()
-    up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(20) == 0
-    assert not [child for child in up.first_children.values() if child.is_running()]
+def up(tmp_path: Path) -> Iterator[Up]:
+    running = Up(tmp_path / "log", "--speculation", "3")
+    try:
+        running.start()
+        yield running
+    finally:
+        for process in [running.process, *running.first_children.values()]:
+            if process.is_running():
+                process.kill()
+        running.process.wait()
 
 
 def test_a_second_ctrl_c_kills_even_a_frozen_worker(up: Up) -> None:
     frozen = up.first_children["decode_worker"]
     frozen.suspend()
     up.process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
+    until(lambda: "once more kills at once" in up.log.read_text())
     up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(10) == 0
-    assert not [child for child in up.first_children.values() if child.is_running()]
+    assert up.process.wait(PATIENCE_S) == 0
+    assert "killing everything" in up.log.read_text()
+    assert all(is_over(child) for child in up.first_children.values())
 
 
 def test_a_killed_launcher_takes_its_children_along(up: Up) -> None:
     up.process.kill()
-    up.process.wait(10)
-    _, alive = psutil.wait_procs(list(up.first_children.values()), timeout=20)
-    assert not alive
+    up.process.wait(PATIENCE_S)
+    until(lambda: all(is_over(child) for child in up.first_children.values()))
 
 
-def test_a_killed_worker_is_started_again_and_answers_as_before(up: Up) -> None:
+def test_a_killed_worker_is_started_again_and_ctrl_c_ends_every_process(up: Up) -> None:
     before = up.ask()
     epochs = up.epochs()
     killed = up.first_children["decode_worker"]
@@ -114,14 +122,8 @@ def test_a_killed_worker_is_started_again_and_answers_as_before(up: Up) -> None:
     until(lambda: up.children().get("decode_worker", killed).pid != killed.pid)
     until(lambda: bool(up.epochs() - epochs) and up.is_ready())
     assert up.ask() == before
+    children = up.children()
+    assert len(children) == 3
     up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(20) == 0
-
-
-def test_demo_shows_a_hand_off_and_the_same_tokens_from_one_process() -> None:
-    told = subprocess.run([sys.executable, "-m", "baton", "demo"], capture_output=True, text=True, timeout=100, cwd=ROOT)
-    assert told.returncode == 0, told.stderr
-    assert "the same 48 tokens" in told.stdout
-    moved = re.search(r"(\d+) KiB over UCX", told.stdout)
-    assert moved is not None
-    assert int(moved.group(1)) > 0
+    assert up.process.wait(PATIENCE_S) == 0
+    assert all(is_over(child) for child in children.values())

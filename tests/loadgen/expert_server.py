@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from loadgen.swe.expert import closing, expert_calls
 from loadgen.swe.instance import Instance, make_instance
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 Fault = Callable[[Instance, int], str | None]
 """By instance and number of answers so far: one of FAULTS, or a text to say instead of the expert's."""
 

@@ -43,6 +43,22 @@ def test_an_answer_is_put_together_from_its_events() -> None:
     assert (kept.token_ids, kept.accepted_length, kept.per_token_s) == ((1, 2, 3), 3.0, 0.5)
 
 
+def test_halves_of_a_character_come_together_and_a_lone_one_can_be_sent() -> None:
+    answer = Answer(asked_at=0.0)
+    for text in ("\ud83d", "\ude00", "\ud83d"):
+        answer.take({"choices": [{"delta": {"content": text}}]}, 1.0)
+    assert answer.message()["content"] == "\U0001f600\ufffd"
+
+
+@pytest.mark.parametrize("whole", [{"id": "c", "function": {"name": "a"}}, {"index": 2, "function": {"name": "a"}}])
+def test_calls_without_index_or_id_are_told_apart(whole: dict[str, Any]) -> None:
+    answer = Answer(asked_at=0.0)
+    other = whole | {"index": 5} if "index" in whole else whole
+    answer.take({"choices": [{"delta": {"tool_calls": [whole, other]}}]}, 1.0)
+    assert [call.name for call in answer.calls] == ["a", "a"]
+    assert all(call.call_id for call in answer.calls)
+
+
 @pytest.mark.parametrize(
     ("successes", "trials", "band"), [(580, 1500, (0.3624, 0.4116)), (0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0)), (0, 0, (0.0, 1.0))]
 )

@@ -25,7 +25,7 @@ SEEDS = range(4)
 MakeWork = Callable[[Client], Sequence[tuple[Session, Work]]]
 
 
-async def run(server: ExpertServer, make_work: MakeWork, timeout_s: float = 30.0) -> Run:
+async def run(server: ExpertServer, make_work: MakeWork, timeout_s: float = 100.0) -> Run:
     result = Run()
     async with http_client(None) as http:
         client = Client(http, await find_server(http, server.url), {"temperature": 0}, timeout_s)
@@ -98,7 +98,7 @@ async def test_a_failure_is_counted_and_ends_its_session_alone(fault: str, kind:
         return fault if instance.seed == 2 and number == 2 else None
 
     with serving(ExpertServer(SEEDS, third_answer_of_one)) as server:
-        result = await run(server, agents, timeout_s=1.0 if fault == "hang" else 30.0)
+        result = await run(server, agents, timeout_s=1.0 if fault == "hang" else 100.0)
     assert metrics.count_failures(turns_of(result)) == {kind: 1}
     assert {session.name for session in result.sessions if not session.resolved} == {"2"}
     (failed,) = [session for session in result.sessions if session.failure]

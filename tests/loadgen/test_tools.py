@@ -20,7 +20,7 @@ TEST = (
 )
 
 
-def outcome_of(module: str, wall_s: float = 20.0) -> str:
+def outcome_of(module: str, wall_s: float = 60.0) -> str:
     return run_tests({"shop.py": module, "test_visible.py": TEST}, "test_visible.py", wall_s).text()
 
 
@@ -61,6 +61,9 @@ def test_changing_the_visible_test_resolves_nothing() -> None:
     [
         ("list", "", "shop.py\ntest_visible.py"),
         ("read", '{"path": "shop.py"}', function("return 1")),
+        ("read", '{"path": "shop.py", "function": "one"}', function("return 1").rstrip()),
+        ("read", '{"path": "shop.py", "function": "two"}', "error: there is no function 'two' in shop.py"),
+        ("read", '{"path": "shop.py", "function": 1}', "error: read needs function, a string"),
         ("read", '{"path": "../../etc/passwd"}', "error: there is no file '../../etc/passwd'"),
         ("read", '{"path": 5}', "error: read needs path, a string"),
         ("read", '{"path": "sh', "error: the arguments are not JSON"),
@@ -68,6 +71,7 @@ def test_changing_the_visible_test_resolves_nothing() -> None:
         ("replace", '{"path": "shop.py", "old": "n", "new": "m"}', "error: old occurs 2 times in shop.py, not once"),
         ("replace", '{"path": "shop.py", "old": "", "new": "m"}', "error: old occurs 0 times in shop.py, not once"),
         ("replace", '{"path": "shop.py", "old": "one"}', "error: replace needs new, a string"),
+        ("replace", '{"path": "shop.py", "old": "1", "new": "\\ud800"}', "error: new is not Unicode"),
         ("bash", "{}", "error: there is no tool 'bash'"),
         ("test", "{}", "OK: 1 test passed"),
         ("submit", "{}", "submitted"),

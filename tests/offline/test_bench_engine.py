@@ -9,7 +9,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_engine.py"
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=250, check=False)
 
 
 def test_json_has_a_result_for_each_batch(checkpoint: Path) -> None:

@@ -21,7 +21,7 @@ from loadgen.swe.expert import expert_messages
 from loadgen.swe.instance import make_instance
 from loadgen.swe.tools import TOOLS
 from router.chat_template import load_chat_template
-from tests.reproductions.padded_tail import POLICIES
+from tests.reproductions.padded_tail import STALE, ZEROS
 
 Tokens = Sequence[int]
 
@@ -69,7 +69,11 @@ def main() -> None:
     model = resolve_model(arguments.model)
     steady, *prompts = (_agent_prompt(model, seed) for seed in range(NUM_REQUESTS + 1))
     alone = answers_alone(model, prompts, arguments.max_tokens)
-    for name, policies in (("ours", OURS), ("padded tail as prefill", POLICIES)):
+    for name, policies in (
+        ("ours", OURS),
+        ("padded tail as prefill, placeholders read 0", ZEROS),
+        ("padded tail as prefill, placeholders read stale drafts", STALE),
+    ):
         others = first_others(alone, answers_met(model, steady, prompts, policies, arguments.max_tokens))
         corrupted = sum(index is not None for index in others)
         print(f"{name}: {corrupted} of {NUM_REQUESTS} differ from alone; index of the first other token: {others}")

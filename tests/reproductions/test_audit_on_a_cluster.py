@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+from demo.make_checkpoint import make_checkpoint
 from typer.testing import CliRunner
 
 from baton.main import app
-from demo.make_checkpoint import make_checkpoint
 from tests.system.cluster_kit import Cluster, complete
 
 GRID = 16

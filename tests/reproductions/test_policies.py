@@ -13,9 +13,9 @@ from engine.serving import load_core
 from protocol.config import DecodeSettings, PrefillSettings, load_settings
 from protocol.errors import ConfigError
 from tests.engine.engine_kit import write_checkpoint
-from tests.reproductions.padded_tail import POLICIES
+from tests.reproductions.padded_tail import ZEROS
 
-PADDED_TAIL = "tests.reproductions.padded_tail:POLICIES"
+PADDED_TAIL = "tests.reproductions.padded_tail:ZEROS"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_ours_are_the_default() -> None:
     assert load_policies(None) is OURS
-    assert load_policies(PADDED_TAIL) is POLICIES
+    assert load_policies(PADDED_TAIL) is ZEROS
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,10 @@ def ask(harness: Harness, prompt: Any = "hi", **fields: Any) -> asyncio.Task[htt
 async def test_another_worker_takes_what_a_busy_one_doesnt(harness: Harness) -> None:
     first, second = await harness.decode("d0"), await harness.decode("d1")
     asking = ask(harness)
-    refused = await busy(first)
-    admit = second.expect(Admit)
     second.script = harness.says(" cat")
+    refused = await busy(first)
     assert (await asking).json()["choices"][0]["text"] == " cat"
-    assert (await admit).generation == refused.generation + 1
+    assert (await second.expect(Admit)).generation == refused.generation + 1
 
 
 async def test_a_draining_worker_isnt_asked_again(harness: Harness) -> None:

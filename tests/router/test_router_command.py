@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +17,11 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from protocol.messages import Cancel
+from protocol.messages import Admit, Cancel
 from router.__main__ import app
-from tests.router.harness import FakeDecode, Script, within
+from tests.router.harness import PATIENCE_S, FakeDecode, within
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")} | {"PYTHONSAFEPATH": "1"}
-START_S = 30.0
 
 
 def command(*arguments: str) -> list[str]:
@@ -88,39 +86,56 @@ SIGNALS: list[tuple[list[signal.Signals], bool]] = [
 ]
 
 
+async def says(process: asyncio.subprocess.Process, words: str) -> str:
+    """The next line with these words."""
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE_S):
+        async for line in process.stderr:
+            if words in line.decode():
+                return line.decode()
+    raise AssertionError(f"it ended without a word of {words!r}")
+
+
+async def first_token(decode: FakeDecode) -> Admit:
+    admit = await decode.expect(Admit)
+    await decode.admit(admit)
+    await decode.tokens(admit.key, 0, (20,))
+    return admit
+
+
 @pytest.mark.parametrize(("numbers", "at_once"), SIGNALS)
 async def test_it_leaves_in_good_order(model_dir: Path, numbers: list[signal.Signals], at_once: bool) -> None:
     """Ctrl-C, and a second signal, end running requests with an error and tell their workers; SIGTERM lets them finish."""
-    with taken_port() as port, taken_port() as control:
-        pass  # both are free again
-    address = f"tcp://127.0.0.1:{control}"
-    arguments = command("--model", str(model_dir), "--port", str(port), "--control", address)
-    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL, env=ENVIRONMENT) as process:  # noqa: ASYNC220  (starting is quick)
-        try:
-            decode = FakeDecode(address, "d0")
-            decode.script = lambda admit: Script([(20,), (21,), (22,)], "length", pause_s=0.3)
-            await within(decode.join(), START_S)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False, trust_env=False) as client:
-                body = {"prompt": "hi", "stream": True, "max_tokens": 3}
-                async with client.stream("POST", "/v1/completions", json=body) as response:
-                    events = response.aiter_lines()
-                    # the headers come with the first token
-                    assert response.status_code == 200
-                    await anext(events)
-                    for number in numbers:
-                        process.send_signal(number)
-                        await asyncio.sleep(0.05)
-                    rest = [line async for line in events if line]
-            if at_once:
-                assert json.loads(rest[-1][6:])["error"]["code"] == "stopping"
-                assert "the server is stopping" in rest[-1]
-                await decode.expect(Cancel)
-            else:
-                assert rest[-1] == "data: [DONE]"
-            await decode.die()
-            deadline = time.monotonic() + START_S
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.05)  # noqa: ASYNC251  (nobody else is on this loop any more)
-            assert process.returncode == 0
-        finally:
+    arguments = command("--model", str(model_dir), "--port", "0", "--control", "tcp://127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(*arguments, stderr=asyncio.subprocess.PIPE, env=ENVIRONMENT)
+    try:
+        addresses = re.search(r"on (http\S+), workers dial (tcp\S+)", await says(process, "serving"))
+        assert addresses is not None
+        decode = FakeDecode(addresses[2], "d0")
+        await decode.join()
+        async with httpx.AsyncClient(base_url=addresses[1], timeout=PATIENCE_S, verify=False, trust_env=False) as client:
+            answering = asyncio.create_task(first_token(decode))
+            async with client.stream("POST", "/v1/completions", json={"prompt": "hi", "stream": True, "max_tokens": 3}) as response:
+                events = response.aiter_lines()
+                assert response.status_code == 200
+                await anext(events)
+                admit = await answering
+                for number in numbers:
+                    process.send_signal(number)
+                    await says(process, f"{number.name}: leaving")
+                if not at_once:
+                    await decode.tokens(admit.key, 1, (21, 22))
+                    await decode.finish(admit.key, "length")
+                rest = [line async for line in events if line]
+        if at_once:
+            assert json.loads(rest[-1][6:])["error"]["code"] == "stopping"
+            assert "the server is stopping" in rest[-1]
+            await decode.expect(Cancel)
+        else:
+            assert rest[-1] == "data: [DONE]"
+        await decode.die()
+        assert await within(process.wait()) == 0
+    finally:
+        if process.returncode is None:
             process.kill()
+            await process.wait()

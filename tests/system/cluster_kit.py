@@ -5,28 +5,64 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import httpx
 
-START_S = 90.0
-STOP_S = 15.0
+START_S = 240.0
+STOP_S = 60.0
+PATIENCE_S = 60.0
 POLL_S = 0.05
+
+T = TypeVar("T")
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """Below the ports that the kernel gives to whoever dials: one of those may be gone before its process binds it, or dial itself."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+
+
+class Stopwatch:
+    """Seconds as this machine can tell them: wake-ups every 50 ms, counted by a thread. While the machine is too busy to wake anybody
+    in time it counts fewer, so that a limit in these seconds is about the cluster, not about its neighbours."""
+
+    def __init__(self) -> None:
+        self._wakeups = 0
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @property
+    def seconds(self) -> float:
+        return self._wakeups * POLL_S
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(POLL_S):
+            self._wakeups += 1
+
+
+async def until(told: Callable[[], T]) -> T:
+    """What it tells as soon as that is something."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (answer := told()):  # noqa: ASYNC110  (anything may be waited for)
+            await asyncio.sleep(POLL_S)
+    return answer
 
 
 @dataclass
@@ -56,8 +92,9 @@ class Process:
     def until_says(self, words: str, timeout_s: float = START_S) -> None:
         until = time.monotonic() + timeout_s
         while words not in self.text():
-            assert self.popen.poll() is None, f"{self.name} ended with {self.popen.returncode}:\n{self.text()}"
-            assert time.monotonic() < until, f"{self.name} didn't say {words!r} within {timeout_s} s:\n{self.text()}"
+            if self.popen.poll() is not None or time.monotonic() > until:
+                self.popen.kill()
+                raise AssertionError(f"{self.name} (ended with {self.popen.poll()}) didn't say {words!r}:\n{self.text()}")
             time.sleep(POLL_S)
 
 
@@ -112,21 +149,28 @@ class Cluster:
     def stop_all(self) -> None:
         """Workers first, then the router. Raises AssertionError when somebody doesn't leave in good order."""
         names = [name for name in self.processes if name != "router"]
-        for name in names:
-            self.processes[name].send(signal.SIGTERM)
-        codes = {name: self.processes.pop(name).wait() for name in names}
-        if "router" in self.processes:
-            codes["router"] = self.stop("router")
-        assert set(codes.values()) <= {0}, codes
+        try:
+            for name in names:
+                self.processes[name].send(signal.SIGTERM)
+            codes = {name: self.processes.pop(name).wait() for name in names}
+            if "router" in self.processes:
+                codes["router"] = self.stop("router")
+            assert set(codes.values()) <= {0}, codes
+        finally:
+            for process in self.processes.values():  # none, if all went well
+                process.send(signal.SIGKILL)
+                process.wait()
 
     def use_speculation(self, speculation: int | None = None) -> None:
         """Decode worker "d" with this K; the one with another is drained away. None: whatever it has."""
         if "d" in self.processes and speculation in (None, self.speculation):
             return
-        if "d" in self.processes:
-            assert self.stop("d") == 0
+        before = self.processes.pop("d", None)
         self.speculation = 3 if speculation is None else speculation
-        self.start_worker("decode", "d", "--speculation", str(self.speculation))
+        self._launch("decode_worker", "d", "--worker-id", f"d-{self.speculation}", "--threads", "1", "--speculation", str(self.speculation))
+        if before is not None:  # it drains while the other one starts
+            before.send(signal.SIGTERM)
+            assert before.wait() == 0
         self.until_ready(1, 1)
 
     # ---- what it says of itself
@@ -150,14 +194,14 @@ class Cluster:
         return len(prefills) == num_prefill and len(decodes) == num_decode and all(set(worker["paired"]) == prefills for worker in decodes)
 
     def health(self) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=5).json()
+        answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=PATIENCE_S).json()
         return answer
 
     def workers(self) -> list[dict[str, Any]]:
         workers: list[dict[str, Any]] = self.health()["workers"]
         return workers
 
-    def until_whole(self, timeout_s: float = 10.0) -> None:
+    def until_whole(self, timeout_s: float = PATIENCE_S) -> None:
         """Every page of every worker is free again, and no request is left anywhere."""
         until = time.monotonic() + timeout_s
         while broken := [story for worker in self.workers() if (story := _not_whole(worker))]:
@@ -168,7 +212,7 @@ class Cluster:
     # ---- clients
 
     def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=httpx.Limits(max_connections=None))
+        return httpx.AsyncClient(base_url=self.url, timeout=START_S, limits=httpx.Limits(max_connections=None))
 
 
 def _not_whole(worker: dict[str, Any]) -> str | None:
@@ -189,7 +233,7 @@ async def complete(client: httpx.AsyncClient, prompt: Sequence[int] | str, **par
     return choice
 
 
-async def stream(client: httpx.AsyncClient, prompt: Sequence[int] | str, **params: Any) -> AsyncIterator[Answer]:
+async def stream(client: httpx.AsyncClient, prompt: Sequence[int] | str, **params: Any) -> AsyncGenerator[Answer, None]:
     """The growing answer after each event."""
     body = {"prompt": prompt, "temperature": 0, "return_token_ids": True, "stream": True} | params
     answer = Answer()

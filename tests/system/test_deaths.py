@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.cluster_kit import POLL_S, Answer, Cluster, complete, complete_later, stream
+from tests.system.cluster_kit import Answer, Cluster, Stopwatch, complete, complete_later, stream, until
 from tests.system.conftest import Alone
 
 HEARD_WITHIN_S = 2.0
 LONG_PROMPT = [11 + i % 900 for i in range(3500)]
+LONG_ANSWER = 3500
+"""Nobody waits for the end of either."""
 
 
 @pytest.fixture(scope="module")
@@ -26,35 +27,54 @@ def survivors(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     cluster.stop_all()
 
 
-@pytest.fixture
-def four(survivors: Cluster) -> Cluster:
-    """Two prefill and two decode workers; whoever died in the test before is started again, under the old name."""
-    dead = {"router", "p0", "p1", "d0", "d1"} - survivors.processes.keys()
+def revive(cluster: Cluster) -> Cluster:
+    """Whoever died in the test before is started again, under the old name."""
+    dead = {"router", "p0", "p1", "d0", "d1"} - cluster.processes.keys()
     if "router" in dead:
-        survivors.start_router()
+        cluster.start_router()
     for name in sorted(dead - {"router"}):
         if name.startswith("p"):
-            survivors.start_worker("prefill", name, "--max-prefill-chunk", "16", "--step-tokens", "16", "--no-prefix-cache")
+            cluster.start_worker("prefill", name, "--max-prefill-chunk", "16", "--step-tokens", "16", "--no-prefix-cache")
         else:
-            survivors.start_worker("decode", name, "--speculation", "2", "--no-prefix-cache")
-    survivors.until_ready(2, 2)
-    survivors.until_whole()
-    return survivors
+            cluster.start_worker("decode", name, "--speculation", "2", "--no-prefix-cache")
+    cluster.until_ready(2, 2)
+    cluster.until_whole()
+    return cluster
+
+
+@pytest.fixture
+def four(survivors: Cluster) -> Cluster:
+    """Two prefill and two decode workers."""
+    return revive(survivors)
+
+
+@pytest.fixture
+def three(survivors: Cluster) -> Cluster:
+    """Two decode workers and at least one prefill worker: it may be that one has just died."""
+    return survivors if {"router", "d0", "d1"} < survivors.processes.keys() else revive(survivors)
+
+
+@pytest.fixture
+def watch() -> Iterator[Stopwatch]:
+    watch = Stopwatch()
+    yield watch
+    watch.stop()
 
 
 class Watched:
     """A streamed answer, and when it ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Stopwatch) -> None:
         self.answer = Answer()
         self.first = asyncio.Event()
         self.ended_at = 0.0
+        self._watch = watch
 
     async def run(self, client: httpx.AsyncClient, prompt: list[int], **params: Any) -> None:
         async for self.answer in stream(client, prompt, **params):
             if self.answer.token_ids:
                 self.first.set()
-        self.ended_at = time.monotonic()
+        self.ended_at = self._watch.seconds
 
 
 def is_at(cluster: Cluster, role: str, *, idle: bool = False) -> str | None:
@@ -64,20 +84,17 @@ def is_at(cluster: Cluster, role: str, *, idle: bool = False) -> str | None:
 
 
 async def until_at(cluster: Cluster, role: str) -> str:
-    for _ in range(round(20 / POLL_S)):
-        name = is_at(cluster, role)
-        if name is not None:
-            return name
-        await asyncio.sleep(POLL_S)
-    raise AssertionError(f"no {role} worker got the request")
+    name = await until(lambda: is_at(cluster, role))
+    assert name is not None
+    return name
 
 
-async def test_a_prefill_worker_dies_while_it_computes(four: Cluster, alone: Alone) -> None:
-    victim = Watched()
+async def test_a_prefill_worker_dies_while_it_computes(four: Cluster, alone: Alone, watch: Stopwatch) -> None:
+    victim = Watched(watch)
     async with four.client() as client:
         running = asyncio.create_task(victim.run(client, LONG_PROMPT, max_tokens=5))
         name = await until_at(four, "prefill")
-        killed_at = time.monotonic()
+        killed_at = watch.seconds
         assert four.stop(name, signal.SIGKILL) == -signal.SIGKILL
         choice = await complete(client, [21] * 40, max_tokens=8, ignore_eos=True)
         await running
@@ -88,22 +105,22 @@ async def test_a_prefill_worker_dies_while_it_computes(four: Cluster, alone: Alo
     assert [choice["token_ids"]] == alone([[21] * 40], max_tokens=8, ignore_eos=True)
 
 
-async def test_a_decode_worker_dies_while_it_streams(four: Cluster, alone: Alone) -> None:
-    victim, bystander = Watched(), Watched()
-    async with four.client() as client:
-        running = [asyncio.create_task(victim.run(client, [31] * 40, max_tokens=900, ignore_eos=True))]
+async def test_a_decode_worker_dies_while_it_streams(three: Cluster, alone: Alone, watch: Stopwatch) -> None:
+    victim, bystander = Watched(watch), Watched(watch)
+    async with three.client() as client:
+        running = [asyncio.create_task(victim.run(client, [31] * 40, max_tokens=LONG_ANSWER, ignore_eos=True))]
         await victim.first.wait()
-        name = is_at(four, "decode")
+        name = is_at(three, "decode")
         assert name is not None
         running.append(asyncio.create_task(bystander.run(client, [5, 6, 7], max_tokens=700, ignore_eos=True)))
         await bystander.first.wait()
-        killed_at = time.monotonic()
-        assert four.stop(name, signal.SIGKILL) == -signal.SIGKILL
+        killed_at = watch.seconds
+        assert three.stop(name, signal.SIGKILL) == -signal.SIGKILL
         await asyncio.gather(*running)
         answers = await asyncio.gather(*(complete(client, [41 + i] * 20, max_tokens=6, ignore_eos=True) for i in range(8)))
     assert victim.answer.error is not None, victim.answer
     assert victim.answer.finish_reason is None, "a fake finish"
-    assert 0 < len(victim.answer.token_ids) < 900
+    assert 0 < len(victim.answer.token_ids) < LONG_ANSWER
     assert victim.ended_at - killed_at < HEARD_WITHIN_S
     assert bystander.answer.error is None
     assert bystander.answer.finish_reason == "length"
@@ -120,6 +137,36 @@ async def test_a_new_life_under_the_old_name_serves(four: Cluster, alone: Alone)
     four.until_whole()
 
 
+@pytest.mark.parametrize("name", ["p1", "d1"])
+async def test_a_worker_that_was_held_up_comes_back(four: Cluster, name: str) -> None:
+    """Stopped for longer than a death takes to be seen, then let go: lost, and found again, with nothing left over."""
+    async with four.client() as client:
+        four.processes[name].send(signal.SIGSTOP)
+        await until(lambda: name not in {worker["worker_id"] for worker in four.workers()})
+        choice = await complete(client, [91] * 40, max_tokens=5, ignore_eos=True)
+        assert len(choice["token_ids"]) == 5
+        four.processes[name].send(signal.SIGCONT)
+        await asyncio.to_thread(four.until_ready, 2, 2)
+        answers = await asyncio.gather(*(complete(client, [92 + i] * 30, max_tokens=5, ignore_eos=True) for i in range(8)))
+        assert {len(answer["token_ids"]) for answer in answers} == {5}
+    four.until_whole()
+
+
+async def test_a_restarted_router_gets_its_workers_back(four: Cluster, watch: Stopwatch) -> None:
+    abandoned = Watched(watch)
+    async with four.client() as client:
+        running = asyncio.create_task(abandoned.run(client, [51] * 40, max_tokens=LONG_ANSWER, ignore_eos=True))
+        await abandoned.first.wait()
+        four.stop("router", signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            await running
+    four.start_router()
+    four.until_ready(2, 2)
+    four.until_whole()
+    async with four.client() as client:
+        assert len((await complete(client, [61] * 40, max_tokens=5, ignore_eos=True))["token_ids"]) == 5
+
+
 async def test_a_prefill_worker_that_is_told_to_leave_loses_no_request(four: Cluster, alone: Alone) -> None:
     prompts = [[200 + i] * (20 + 5 * i) for i in range(30)]
     expected = alone(prompts, max_tokens=6, ignore_eos=True)
@@ -133,36 +180,3 @@ async def test_a_prefill_worker_that_is_told_to_leave_loses_no_request(four: Clu
         answers = await asyncio.gather(*running)
         assert await asyncio.to_thread(leaving.wait) == 0
     assert [answer["token_ids"] for answer in answers] == expected
-
-
-@pytest.mark.parametrize("name", ["p1", "d1"])
-async def test_a_worker_that_was_held_up_comes_back(four: Cluster, name: str) -> None:
-    """Stopped for longer than a death takes to be seen, then let go: lost, and found again, with nothing left over."""
-    async with four.client() as client:
-        four.processes[name].send(signal.SIGSTOP)
-        for _ in range(round(10 / POLL_S)):
-            if name not in {worker["worker_id"] for worker in four.workers()}:
-                break
-            await asyncio.sleep(POLL_S)
-        choice = await complete(client, [91] * 40, max_tokens=5, ignore_eos=True)
-        assert len(choice["token_ids"]) == 5
-        four.processes[name].send(signal.SIGCONT)
-        await asyncio.to_thread(four.until_ready, 2, 2)
-        answers = await asyncio.gather(*(complete(client, [92 + i] * 30, max_tokens=5, ignore_eos=True) for i in range(8)))
-        assert {len(answer["token_ids"]) for answer in answers} == {5}
-    four.until_whole()
-
-
-async def test_a_restarted_router_gets_its_workers_back(four: Cluster) -> None:
-    abandoned = Watched()
-    async with four.client() as client:
-        running = asyncio.create_task(abandoned.run(client, [51] * 40, max_tokens=900, ignore_eos=True))
-        await abandoned.first.wait()
-        four.stop("router", signal.SIGKILL)
-        with pytest.raises(httpx.TransportError):
-            await running
-    four.start_router()
-    four.until_ready(2, 2)
-    four.until_whole()
-    async with four.client() as client:
-        assert len((await complete(client, [61] * 40, max_tokens=5, ignore_eos=True))["token_ids"]) == 5

@@ -12,7 +12,7 @@ from engine.bridge import EngineBridge
 from engine.request import EngineEvent, FinishedEvent
 from protocol.errors import EngineStopped
 from tests.engine.engine_kit import prompt, request
-from tests.workers.together import make_core
+from tests.workers.together import PATIENCE_S, make_core, until
 
 
 async def test_an_answer_comes_before_what_followed_it(checkpoint: Path) -> None:
@@ -36,7 +36,7 @@ async def test_an_answer_comes_before_what_followed_it(checkpoint: Path) -> None
 
         bridge.ask(lambda core, wanted=wanted: core.submit(wanted), taken)  # type: ignore[misc]
         await asyncio.sleep(0.002 * (number % 3))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await all_finished.wait()
     for number in range(40):
         kinds = [kind for name, kind in told if name == str(number)]
@@ -65,7 +65,7 @@ async def test_a_failed_engine_ends_the_watch(checkpoint: Path) -> None:
     watch = asyncio.create_task(bridge.watch())
     core.step = lambda: 1 // 0  # type: ignore[method-assign, assignment, return-value]
     await bridge.call(lambda core: core.submit(request("r", prompt(3))))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(EngineStopped, match="ZeroDivisionError"):
             await watch
     await bridge.stop()
@@ -76,7 +76,7 @@ async def test_a_broken_pool_is_found_when_idle(checkpoint: Path) -> None:
     core.pools.blocks.take(1)
     bridge = EngineBridge(core, lambda events: None)
     bridge.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(AssertionError, match="block 1 counts"):
             await bridge.watch()
     await bridge.stop()
@@ -92,9 +92,6 @@ async def test_a_failing_event_handler_is_a_failure_of_the_loop(checkpoint: Path
     bridge = EngineBridge(make_core(checkpoint), on_events)
     bridge.start()
     await bridge.call(lambda core: core.submit(request("r", prompt(3), max_tokens=1)))
-    for _ in range(200):
-        if failures:
-            break
-        await asyncio.sleep(0.02)
+    await until(lambda: failures)
     assert isinstance(failures[0]["exception"], KeyError)  # which ends a worker, see protocol.worker_process
     await bridge.stop()

@@ -12,7 +12,7 @@ from protocol.errors import Unwelcomed
 from protocol.ids import Epoch, RequestId, RequestKey
 from protocol.messages import Cancelled, Failed, Finished, HelloAgain, Prefill, PrefillDone, Refused, Unwelcome
 from tests.engine.engine_kit import prompt
-from tests.workers.together import Story, Together, together
+from tests.workers.together import PATIENCE_S, Story, Together, together, until
 from transfer.loopback import Faults
 
 LONG = 40
@@ -51,16 +51,16 @@ async def test_cancels_at_random_stages_leave_both_pools_whole(checkpoint: Path)
 
 
 @pytest.mark.parametrize(
-    ("faults", "reason"),
+    ("faults", "reason", "lease_s"),
     [
-        (Faults(corrupt=1.0), "checksum"),
-        (Faults(truncate=1.0), "checksum"),
-        (Faults(fail_send=1.0), "injected send error"),
-        (Faults(drop=1.0), "not fetched within 0.5 s"),
+        (Faults(corrupt=1.0), "checksum", 600.0),
+        (Faults(truncate=1.0), "checksum", 600.0),
+        (Faults(fail_send=1.0), "injected send error", 600.0),
+        (Faults(drop=1.0), "not fetched within 0.5 s", 0.5),
     ],
 )
-async def test_a_hand_off_that_goes_wrong_is_never_decoded(checkpoint: Path, faults: Faults, reason: str) -> None:
-    async with together(checkpoint, faults=faults, lease_s=0.5) as cluster:
+async def test_a_hand_off_that_goes_wrong_is_never_decoded(checkpoint: Path, faults: Faults, reason: str, lease_s: float) -> None:
+    async with together(checkpoint, faults=faults, lease_s=lease_s) as cluster:
         story = await cluster.router.ask("r", prompt(LONG), max_tokens=4)
         ending = await story.end()
         assert isinstance(ending, Failed)
@@ -73,12 +73,13 @@ async def test_a_hand_off_that_goes_wrong_is_never_decoded(checkpoint: Path, fau
 
 
 async def test_a_prefill_worker_that_dies_mid_transfer_fails_the_request_at_once(checkpoint: Path) -> None:
+    """Long before its lease ends."""
     async with together(checkpoint, faults=Faults(die_after=2)) as cluster:
         story = await cluster.router.ask("r", prompt(LONG), max_tokens=4)
-        async with asyncio.timeout(2):
-            ending = await story.end()
+        ending = await story.end()
         assert isinstance(ending, Failed)
         assert ending.code == "prefill_lost"
+        await until(lambda: not cluster.decode.requests.num_open)
         load = await cluster.decode.bridge.call(lambda core: core.load())
         assert load.held_for_peers == 0
         assert load.free_blocks == cluster.decode.core.capacity.num_blocks - 1
@@ -90,7 +91,8 @@ async def test_a_decode_worker_that_dies_gives_the_prefill_workers_pages_back(ch
         await cluster.router.until(story.admitted.is_set)
         cluster.d_transport.die()
         await cluster.router.prefill(story, prompt(LONG))
-        await cluster.router.until(lambda: story.prefill_ending is not None)
+        await cluster.router.prefill_end(story)
+        await until(lambda: not cluster.prefill.requests.num_open)
         load = await cluster.prefill.bridge.call(lambda core: core.load())
         assert (load.running, load.held_for_peers) == (0, 0)
 
@@ -121,7 +123,7 @@ async def test_a_restarted_router_finds_idle_workers(checkpoint: Path) -> None:
 
 async def test_a_lease_that_ends_fails_the_latecomer(checkpoint: Path) -> None:
     """The hand-off is sealed for a decode worker that never asks."""
-    async with together(checkpoint, lease_s=0.3) as cluster:
+    async with together(checkpoint) as cluster:
         router = cluster.router
         key = RequestKey(RequestId("r"), 0)
         story = router.stories[key] = Story(key)
@@ -129,7 +131,10 @@ async def test_a_lease_that_ends_fails_the_latecomer(checkpoint: Path) -> None:
             epoch=router.epoch, request_id=RequestId("r"), generation=0, token_ids=prompt(9), decode_epoch=router.epochs("decode")[0]
         )
         await router.tell(router.epochs("prefill")[0], order)
-        await router.until(lambda: isinstance(story.prefill_ending, PrefillDone))
+        assert isinstance(await router.prefill_end(story), PrefillDone)
+        leases = cluster.prefill.requests._leases
+        await until(leases.next_deadline)
+        cluster.prefill.requests.tick(leases.next_deadline() or 0.0)
         await cluster.whole()
         late = await router.admit("r", (*prompt(9), 3))
         ending = await late.end()
@@ -146,9 +151,9 @@ async def test_what_the_prefill_worker_refuses_the_decode_worker_hears(checkpoin
         ending = await story.end()
         assert isinstance(ending, Failed)
         assert ending.code == "bad_request"
-        await cluster.router.until(lambda: story.prefill_ending is not None)  # two workers, two sockets: either may tell first
-        assert isinstance(story.prefill_ending, Refused)
-        assert "outside the vocabulary" in story.prefill_ending.message
+        refused = await cluster.router.prefill_end(story)
+        assert isinstance(refused, Refused)
+        assert "outside the vocabulary" in refused.message
         await still_works(cluster)
 
 
@@ -176,7 +181,7 @@ async def test_draining_workers_finish_what_they_have_and_say_goodbye(checkpoint
     async with together(checkpoint) as cluster:
         router = cluster.router
         story = await router.ask("r", prompt(LONG), max_tokens=30)
-        await router.until(lambda: story.prefill_ending is not None)
+        await router.prefill_end(story)
         cluster.prefill.departure.ask()
         cluster.decode.departure.ask()
         await asyncio.sleep(0)
@@ -187,7 +192,7 @@ async def test_draining_workers_finish_what_they_have_and_say_goodbye(checkpoint
         assert isinstance(await story.end(), Finished)
         assert len(story.tokens) == 30
         await router.until(lambda: router.gone == set(router.hellos))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(cluster.p_task, cluster.d_task)
 
 
@@ -197,7 +202,7 @@ async def test_a_drain_that_takes_too_long_cancels(checkpoint: Path) -> None:
         await cluster.router.until(story.admitted.is_set)
         cluster.decode.departure.ask()
         assert isinstance(await story.end(), Cancelled)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await cluster.d_task
 
 
@@ -205,7 +210,7 @@ async def test_an_unwelcome_worker_ends_with_the_field(checkpoint: Path) -> None
     async with together(checkpoint) as cluster:
         epoch = cluster.decode.epoch
         await cluster.router.tell(epoch, Unwelcome(epoch=cluster.router.epoch, field="weights_digest", message="another model"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(ExceptionGroup) as raised:
                 await cluster.d_task
         assert raised.group_contains(Unwelcomed, match="weights_digest")

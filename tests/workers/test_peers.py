@@ -26,6 +26,7 @@ from protocol.messages import (
     PrefillToDecode,
 )
 from protocol.sockets import Hub, Link
+from tests.workers.together import PATIENCE_S, until
 from transfer.loopback import Loopback, LoopbackTransport
 
 P, D = Epoch("p-life"), Epoch("d-life")
@@ -80,7 +81,7 @@ class Pair:
 
 
 async def heard(queue: asyncio.Queue[tuple[str, object]]) -> tuple[str, object]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         return await queue.get()
 
 
@@ -126,11 +127,7 @@ async def test_a_difference_is_told_to_both_and_nothing_is_connected() -> None:
 async def test_another_life_at_the_same_address_is_not_taken_for_the_one_that_was_named(caplog: pytest.LogCaptureFixture) -> None:
     async with meeting() as pair:
         pair.d.update((pair.place(Epoch("p-before")),))
-        for _ in range(200):
-            if "another life" in caplog.text:
-                break
-            await asyncio.sleep(0.02)
-        assert "dropped pair_welcome from another life of p0" in caplog.text
+        await until(lambda: "dropped pair_welcome from another life of p0" in caplog.text)
         assert pair.d.connection(Epoch("p-before")) is None
         assert pair.d_heard.empty()
 
@@ -158,7 +155,7 @@ async def test_a_peer_that_dies_while_it_is_dismissed_is_not_dialed_again() -> N
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         pair.d.update(())
-        done, pending = await asyncio.wait(pair.d_tasks, timeout=5)
+        done, pending = await asyncio.wait(pair.d_tasks, timeout=PATIENCE_S)
         assert not pending
         assert len(done) == 1
 
@@ -190,7 +187,7 @@ async def test_a_peer_that_falls_silent_is_lost() -> None:
         await link.send(encode(hello))
         for _ in range(3):
             await link.send(encode(PeerPing(epoch=D)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             answers: list[PrefillToDecode] = [decode_from_p.decode(await link.recv()) for _ in range(4)]
         assert [type(answer) for answer in answers[1:]] == [PeerPong] * 3
         kind, reason = await heard(pair.p_heard)
@@ -207,7 +204,7 @@ async def test_only_paired_peers_under_their_own_name_are_listened_to(caplog: py
         for message in strangers:
             await link.send(message if isinstance(message, bytes) else encode(message))
         await link.send(encode(PairHello(epoch=D, fingerprint=OURS, data_address=b"nowhere", transport="loopback")))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             told, answer = [decode_from_p.decode(await link.recv()) for _ in range(2)]
         assert told == NotPaired(epoch=P), "to the Fetch under its own name"
         assert answer.type == "pair_refused"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ from protocol.messages import (
 )
 from protocol.sockets import Hub, Link
 from protocol.worker_link import Order, WorkerLink
+from tests.workers.together import PATIENCE_S, until
 
 EPOCH = Epoch("worker-life")
 FINGERPRINT = Fingerprint(
@@ -60,7 +61,7 @@ class Router:
 
     async def next(self, kind: type[Message]) -> Message:
         """The next message of this kind; others are skipped."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 identity, data = await self.hub.recv()
                 assert identity == EPOCH.encode()
@@ -128,12 +129,6 @@ async def test_the_health_file_is_fresh_only_while_the_router_is_there(tmp_path:
         assert not file.exists()
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110  (a file and a log have no event)
-            await asyncio.sleep(0.01)
-
-
 async def test_orders_of_another_router_are_dropped() -> None:
     router = Router("r1")
     worker = Worker(router.hub.address)
@@ -142,7 +137,7 @@ async def test_orders_of_another_router_are_dropped() -> None:
         await router.tell(Welcome(epoch=router.epoch))
         await router.tell(Cancel(epoch=Epoch("r0"), request_id=RequestId("stale"), generation=0))
         await router.tell(Cancel(epoch=router.epoch, request_id=RequestId("now"), generation=0))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             order = await worker.orders.get()
         assert isinstance(order, Cancel)
         assert order.request_id == "now"
@@ -175,7 +170,7 @@ async def test_unwelcome_ends_the_link_with_the_field() -> None:
     async with running(Worker(router.hub.address)) as task:
         await router.next(Hello)
         await router.tell(Unwelcome(epoch=router.epoch, field="weights_digest", message="another model"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(Unwelcomed, match=r"weights_digest.*another model"):
                 await task
     router.hub.close()
@@ -198,8 +193,4 @@ async def test_goodbye_comes_after_everything_else() -> None:
 async def test_nobody_there_is_said_in_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocol.worker_link.FIRST_PAUSE_S", 0.05)
     async with running(Worker("tcp://127.0.0.1:9")):
-        for _ in range(200):
-            if "still dialing" in caplog.text:
-                break
-            await asyncio.sleep(0.02)
-    assert "no answer from the router at tcp://127.0.0.1:9" in caplog.text
+        await until(lambda: "no answer from the router at tcp://127.0.0.1:9" in caplog.text)

@@ -67,7 +67,7 @@ def test_a_signal_drains(number: signal.Signals, limit_s: float) -> None:
         departure.listen()
         assert not departure.asked
         os.kill(os.getpid(), number)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await departure.wait()
         limits.append(departure.limit_s)
 
@@ -82,12 +82,12 @@ def test_a_second_signal_leaves_at_once() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await departure.wait()
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(5)
+        await asyncio.sleep(60)
 
     assert run_process("baton-x", main) == 1
 
 
 def test_the_address_towards_the_router() -> None:
     assert local_address_towards("tcp://127.0.0.1:5550") == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"no\.such\.host"):
-        local_address_towards("tcp://no.such.host.invalid:5550")
+    with pytest.raises(ConfigError, match=r"256\.256\.256\.256"):  # no name server is asked
+        local_address_towards("tcp://256.256.256.256:5550")

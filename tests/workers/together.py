@@ -47,7 +47,7 @@ from protocol.sampling import SamplingParams
 from protocol.sockets import Hub
 from transfer.loopback import Faults, Loopback, LoopbackTransport
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SHARED = CacheUse()
 """Prefixes are shared with everybody."""
 
@@ -103,6 +103,7 @@ class Story:
         return self.first.timing.transfer_bytes
 
     async def end(self) -> RequestMessage:
+        """What D told. P has a socket of its own: its word may come before or after."""
         async with asyncio.timeout(PATIENCE_S):
             await self.ended.wait()
         assert self.decode_ending is not None
@@ -207,13 +208,16 @@ class Router:
         )
         await self.tell(self.epochs("prefill")[0], message)
 
+    async def prefill_end(self, story: Story) -> RequestMessage:
+        """What P told."""
+        await self.until(lambda: story.prefill_ending is not None)
+        assert story.prefill_ending is not None
+        return story.prefill_ending
+
     async def ask(self, name: str, tokens: Sequence[int], *, cache: CacheUse = SHARED, **params: Any) -> Story:
         """The whole of it: D admits, then P computes if D needs it."""
         story = await self.admit(name, tokens, remote=len(tokens) > 1, cache=cache, **params)
-        async with asyncio.timeout(PATIENCE_S):
-            while not (story.admitted.is_set() or story.ended.is_set()):
-                self.changed.clear()
-                await self.changed.wait()
+        await self.until(lambda: story.admitted.is_set() or story.ended.is_set())
         if story.needs_prefill:
             await self.prefill(story, tokens, cache=cache)
         return story
@@ -244,17 +248,20 @@ class Together:
 
     async def whole(self) -> None:
         """Everything comes back: no request, no hand-off, no receive, every page free and every pool true."""
-        for _ in range(round(PATIENCE_S / 0.01)):
-            if not (self.prefill.requests.num_open or self.decode.requests.num_open or self.d_transport.open_receives):
-                break
-            await asyncio.sleep(0.01)
         for worker in (self.prefill, self.decode):
-            assert worker.requests.num_open == 0
+            await until(lambda worker=worker: not (worker.requests.num_open or self.d_transport.open_receives))  # type: ignore[misc]
             await worker.bridge.call(lambda core: core.check_integrity())
             load = await worker.bridge.call(lambda core: core.load())
             assert (load.waiting, load.running, load.held_for_peers) == (0, 0, 0)
             assert load.free_blocks == worker.core.capacity.num_blocks - 1
             assert load.free_slots == worker.core.capacity.num_slots - 1
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Of what has no event: logs, files, another thread's work."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def make_core(path: Path, **config: Any) -> EngineCore:
@@ -277,8 +284,8 @@ async def together(
     other_model: Path | None = None,
     pairs: bool = True,
     speculation: int = 0,
-    lease_s: float = 30.0,
-    drain_timeout_s: float = 5.0,
+    lease_s: float = 600.0,
+    drain_timeout_s: float = PATIENCE_S,
     without_cache: Role | None = None,
     **config: Any,
 ) -> AsyncIterator[Together]:
@@ -321,4 +328,4 @@ async def together(
         router.hub.close()
 
 
-__all__ = ["HelloAgain", "Router", "Story", "Together", "make_core", "together"]
+__all__ = ["PATIENCE_S", "HelloAgain", "Router", "Story", "Together", "make_core", "together", "until"]

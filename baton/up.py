@@ -47,8 +47,8 @@ def command(
     port: Port = None,
     threads: Threads = None,
     served_model_name: ServedName = None,
-    log_level: LogLevel = None,
     prefix_cache: PrefixCache = None,
+    log_level: LogLevel = None,
     config: Config = None,
 ) -> None:
     flags: dict[str, object] = {
@@ -60,8 +60,8 @@ def command(
         "port": port,
         "threads": threads,
         "served_model_name": served_model_name,
-        "log_level": log_level,
         "prefix_cache": prefix_cache,
+        "log_level": log_level,
     }
     with errors_as_exit():
         plan = plan_cluster(load_settings(UpSettings, "baton", flags, config, os.environ), config, os.environ)

@@ -1,4 +1,4 @@
-"""A tiny checkpoint for both workers in one process; one with a tokenizer for whole servers, prompts, and what a plain process answers."""
+"""A tiny checkpoint for both workers in one process; the shipped one for whole servers, prompts, and what a plain process answers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from demo.make_checkpoint import make_checkpoint
 
+from demo import CHECKPOINT
 from tests.cache_handoff.load_kit import alone, make_prompts
 from tests.engine.engine_kit import write_checkpoint
 
@@ -23,10 +23,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make_checkpoint(folder)
-    return folder
+def model() -> Path:
+    return CHECKPOINT
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from demo.make_checkpoint import make_checkpoint
 from typer.testing import CliRunner
 
 from baton.main import app
+from demo import CHECKPOINT
 from tests.system.cluster_kit import Cluster, complete
 
 GRID = 16
@@ -26,8 +26,7 @@ ROUNDS = 40
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A router and one worker that does everything, with the fault."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    make_checkpoint(tmp_path / "model")
-    cluster = Cluster(tmp_path / "model", tmp_path)
+    cluster = Cluster(CHECKPOINT, tmp_path)
     cluster.start_router()
     cluster.start_worker("decode", "d", "--speculation", "3", "--policies", BELIEVED, *TIGHT)
     try:

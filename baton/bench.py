@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from baton import bench_compare, bench_serve, bench_swe
+from baton import bench_compare, bench_fewshot, bench_serve, bench_swe
 from baton.console import err, errors_as_exit, out
 from baton.models import resolve_model
 
@@ -76,6 +76,9 @@ def decode(
 
 app.command("swe", help="Agents that fix bugs with tools, and how many do: a score that falls when state is wrong.")(bench_swe.command)
 app.command("serve", help="Plain prompts: random, from a file, or with the lengths of chats.")(bench_serve.command)
+app.command("fewshot", help="Questions behind the same worked examples: a prefix cache's load, with the state audit's line.")(
+    bench_fewshot.command
+)
 app.command("compare", help="Two reports of bench swe: the same instances resolved, the same token ids?")(bench_compare.command)
 
 

@@ -29,6 +29,7 @@ def command(
     decode: options.Decode = None,
     speculation: options.Speculation = None,
     threads: options.Threads = None,
+    prefix_cache: options.PrefixCache = None,
     reproduce: options.Reproduce = None,
     requests: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 100,
     prompts_file: Annotated[
@@ -54,7 +55,15 @@ def command(
     slo_ttft: options.SloTtft = None,
     slo_itl: options.SloItl = None,
 ) -> None:
-    local = LocalOptions(model=model, prefill=prefill, decode=decode, speculation=speculation, threads=threads, reproduce=reproduce)
+    local = LocalOptions(
+        model=model,
+        prefill=prefill,
+        decode=decode,
+        speculation=speculation,
+        threads=threads,
+        prefix_cache=prefix_cache,
+        reproduce=reproduce,
+    )
     with errors_as_exit():
         drawn = Lengths(lengths, prompt_tokens or MEANS[lengths][0], output_tokens or MEANS[lengths][1])
         prompts = list(

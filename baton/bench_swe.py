@@ -34,6 +34,7 @@ def command(
     decode: options.Decode = None,
     speculation: options.Speculation = None,
     threads: options.Threads = None,
+    prefix_cache: options.PrefixCache = None,
     reproduce: options.Reproduce = None,
     instances: Annotated[int, typer.Option(min=1, help="How many bugs.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Of the first instance; the next ones count up.")] = 0,
@@ -54,7 +55,15 @@ def command(
     slo_ttft: options.SloTtft = None,
     slo_itl: options.SloItl = None,
 ) -> None:
-    local = LocalOptions(model=model, prefill=prefill, decode=decode, speculation=speculation, threads=threads, reproduce=reproduce)
+    local = LocalOptions(
+        model=model,
+        prefill=prefill,
+        decode=decode,
+        speculation=speculation,
+        threads=threads,
+        prefix_cache=prefix_cache,
+        reproduce=reproduce,
+    )
     recorded: list[Conversation] = []
     with errors_as_exit():
         if sessions_file and record:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +25,11 @@ from loadgen.report import Slo, report
 from loadgen.run import Arrival, Run, Work
 
 MakeWork = Callable[[Client], Sequence[tuple[Session, Work]]]
+Ask = Callable[[Client], Awaitable[dict[str, Any]]]
+
+
+async def _nothing(client: Client) -> dict[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,8 @@ class Load:
     make_work: MakeWork
     settings: dict[str, Any]
     on_session: Callable[[Session], None] = lambda _: None
+    ask_afterwards: Ask = _nothing
+    """More for the report, of the server that has done it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,7 @@ class Output:
 class _Outcome:
     run: Run = field(default_factory=Run)
     server: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
 
 
@@ -104,6 +112,7 @@ async def _load(load: Load, plan: Plan | None, outcome: _Outcome) -> None:
                 progress.update(bar, advance=1, told=_so_far(outcome.run.sessions))
 
             await outcome.run.go(load.make_work(client), load.arrival, on_end)
+        outcome.more = await load.ask_afterwards(client)
 
 
 def _progress() -> Progress:
@@ -118,7 +127,8 @@ def _so_far(sessions: Sequence[Session]) -> str:
 
 def _report(load: Load, output: Output, outcome: _Outcome) -> dict[str, Any]:
     settings = load.target.described() | outcome.server | load.settings
-    return report(outcome.run, settings, output.slo, asked=load.sessions, interrupted=outcome.interrupted, with_tokens=output.tokens)
+    told = report(outcome.run, settings, output.slo, asked=load.sessions, interrupted=outcome.interrupted, with_tokens=output.tokens)
+    return told | outcome.more
 
 
 def _plot(path: Path, load: Load, outcome: _Outcome) -> None:

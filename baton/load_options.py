@@ -26,6 +26,11 @@ Prefill = Annotated[int | None, typer.Option(help=_LOCAL + "prefill workers; 0: 
 Decode = Annotated[int | None, typer.Option(help=_LOCAL + "decode workers. Default 1.", show_default=False)]
 Speculation = Annotated[int | None, typer.Option(help=_LOCAL + "K, draft tokens per step, 0..7.", show_default=False)]
 Threads = Annotated[int | None, typer.Option(help=_LOCAL + "threads per worker.", show_default=False)]
+PrefixCache = Annotated[
+    bool | None,
+    typer.Option("--prefix-cache/--no-prefix-cache", help=_LOCAL + "keep prefixes for later requests.", show_default=False),
+]
+StepTokens = Annotated[int | None, typer.Option(min=1, help=_LOCAL + "token budget of one step. Default 8192.", show_default=False)]
 Reproduce = Annotated[Fault | None, typer.Option(help=_LOCAL + "with another system's fault in it, to see it show.", show_default=False)]
 ArrivalOption = Annotated[ArrivalKind, typer.Option(help="closed: always --concurrency at once; poisson: --rate begin per second.")]
 Rate = Annotated[float | None, typer.Option(min=1e-6, help="With poisson: sessions per second.", show_default=False)]

@@ -12,7 +12,7 @@ Row = tuple[str, str]
 
 def load_table(title: str, told: Mapping[str, Any]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
-    for name, value in (*_scores(told), *_sessions(told), *_latencies(told), *_work(told)):
+    for name, value in (*_scores(told), *_sessions(told), *_latencies(told), *_work(told), *_audit(told)):
         table.add_row(name, value)
     return table
 
@@ -50,6 +50,18 @@ def _work(told: Mapping[str, Any]) -> Iterator[Row]:
     if told["accepted_length"] is not None:
         drafts = f"{told['accepted_drafts']} of {told['proposed_drafts']} drafts accepted"
         yield "tokens per step with drafts", f"[bold]{told['accepted_length']:.2f}[/bold]  ({drafts})"
+
+
+def _audit(told: Mapping[str, Any]) -> Iterator[Row]:
+    if "audit" not in told:
+        return
+    workers = told["audit"]["workers"]
+    found = sum(worker["violations"] for worker in workers)
+    counts = ", ".join(f"{sum(worker[key] for worker in workers)} {name}" for key, name in (("published", "states kept"), ("hits", "hits")))
+    yield "state audit", f"[bold {'red' if found else 'green'}]{found} violations[/], {counts}"
+    for entry in told["audit"]["entries"][:3]:
+        held = "?" if entry["held"] is None else entry["held"]
+        yield "", f"{entry['worker_id']}: {entry['purpose']}: hashed as state@{entry['claimed']} but holds state@{held}"
 
 
 def _percent(share: float) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from baton.own_cluster import own_cluster, plan_own_cluster
 from baton.reproduce import Fault, with_fault
 from baton.up import Plan
+from protocol.config import ENVIRONMENT_PREFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,10 @@ class LocalOptions:
     decode: int | None = None
     speculation: int | None = None
     threads: int | None = None
+    prefix_cache: bool | None = None
+    step_tokens: int | None = None
+    """Of its workers, and their longest chunk, as is the following."""
+    max_running: int | None = None
     reproduce: Fault | None = None
     """Another system's fault in its decode workers."""
 
@@ -31,8 +36,10 @@ class LocalOptions:
 
     def plan(self) -> Plan:
         """Raises ConfigError and ValueError."""
-        counts = {"prefill": self.prefill, "decode": self.decode, "threads": self.threads}
-        plan = plan_own_cluster(self.model, self.speculation, **counts)
+        more = {"prefill": self.prefill, "decode": self.decode, "threads": self.threads, "prefix_cache": self.prefix_cache}
+        plan = plan_own_cluster(self.model, self.speculation, **more)
+        of_workers = {"step_tokens": self.step_tokens, "max_prefill_chunk": self.step_tokens, "max_running": self.max_running}
+        plan = with_worker_settings(plan, {key: value for key, value in of_workers.items() if value is not None})
         return with_fault(plan, self.reproduce) if self.reproduce else plan
 
 
@@ -77,3 +84,10 @@ class Target:
             return
         async with own_cluster(plan) as cluster:
             yield cluster.url
+
+
+def with_worker_settings(plan: Plan, settings: Mapping[str, object]) -> Plan:
+    """The same cluster, its workers with these settings where no flag says otherwise."""
+    more = {f"{ENVIRONMENT_PREFIX}{key.upper()}": str(value) for key, value in settings.items()}
+    specs = (spec if spec.module == "router" else replace(spec, environment={**spec.environment, **more}) for spec in plan.specs)
+    return replace(plan, specs=tuple(specs))

@@ -75,7 +75,7 @@ def _num_bytes(parts: Sequence[PagePart]) -> int:
 def prefill(model: Path, *, prompt_tokens: int, batch: int, runs: int, threads: int | None) -> dict[str, Any]:
     """Prompt tokens per second, and the share of this machine's matmul peak that the model's weights make of it."""
     require_room(model, batch, prompt_tokens, speculation=0)
-    with Engine(model, threads=threads, max_running=batch, step_tokens=max(512, prompt_tokens)) as engine:
+    with Engine(model, threads=threads, max_running=batch, step_tokens=max(512, prompt_tokens), prefix_cache=False) as engine:
         one = SamplingParams(max_tokens=1, ignore_eos=True)
         rates, peaks = [], []
         for run in range(-1, runs):
@@ -101,7 +101,7 @@ def decode(model: Path, *, new_tokens: int, batch: int, runs: int, threads: int 
     result: dict[str, Any] = {}
     drafts = [0, speculation] if _config(model).mtp_blocks and speculation else [0]
     slots = {k: batch * (k + 2) + 1 + (1 + WINDOW) for k in drafts}  # and one window more for verify_step
-    engines = [Engine(model, threads=threads, max_running=batch, speculation=k, state_slots=slots[k]) for k in drafts]
+    engines = [Engine(model, threads=threads, max_running=batch, speculation=k, state_slots=slots[k], prefix_cache=False) for k in drafts]
     rates: dict[int, list[float]] = {k: [] for k in drafts}
     for run in range(-1, runs):
         for k, engine in zip(drafts, engines, strict=True):

@@ -29,6 +29,10 @@ Speculation = Annotated[int | None, typer.Option(help="K, draft tokens per step,
 Host = Annotated[str | None, typer.Option(help="Address of the HTTP API. Default 127.0.0.1.", show_default=False)]
 Port = Annotated[int | None, typer.Option(help="Port of the HTTP API. Default 8000.", show_default=False)]
 Threads = Annotated[int | None, typer.Option(help="Threads per worker. Default: cores / workers.", show_default=False)]
+PrefixCache = Annotated[
+    bool | None,
+    typer.Option("--prefix-cache/--no-prefix-cache", help="Keep prefixes for later requests. Default yes.", show_default=False),
+]
 ServedName = Annotated[str | None, typer.Option(help="Model name for clients. Default: the directory's name.", show_default=False)]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error, for all processes. Default info.", show_default=False)]
 Config = Annotated[Path | None, typer.Option(help="TOML file; flags and BATON_* variables win over it.", show_default=False)]
@@ -43,6 +47,7 @@ def command(
     port: Port = None,
     threads: Threads = None,
     served_model_name: ServedName = None,
+    prefix_cache: PrefixCache = None,
     log_level: LogLevel = None,
     config: Config = None,
 ) -> None:
@@ -55,6 +60,7 @@ def command(
         "port": port,
         "threads": threads,
         "served_model_name": served_model_name,
+        "prefix_cache": prefix_cache,
         "log_level": log_level,
     }
     with errors_as_exit():
@@ -91,11 +97,12 @@ def plan_cluster(settings: UpSettings, config: Path | None, environ: Mapping[str
     require_free_port(host, port)
 
     threads = settings.threads or max(1, cores() // (settings.prefill + settings.decode))
+    cache = {"prefix_cache": settings.prefix_cache} if "prefix_cache" in said else {}
     prefill = load_settings(PrefillSettings, "prefill", shared, config, environ)
     decode = load_settings(DecodeSettings, "decode", shared, config, environ)
     decode_flags = shared | _unless_said("threads", threads, settings, decode)
-    decode_flags |= _unless_said("speculation", default_speculation(model), settings, decode)
-    prefill_flags = shared | _unless_said("threads", threads, settings, prefill)
+    decode_flags |= cache | _unless_said("speculation", default_speculation(model), settings, decode)
+    prefill_flags = shared | cache | _unless_said("threads", threads, settings, prefill)
     specs = (
         _spec("router", "router", shared | enough | http, config),
         *(_worker("prefill", i, prefill_flags, config) for i in range(settings.prefill)),
@@ -124,8 +131,14 @@ def require_free_port(host: str, port: int) -> None:
 
 def _spec(name: str, module: str, flags: Mapping[str, object], config: Path | None) -> Spec:
     given = {**flags, **({"config": config} if config else {})}
-    args = [text for key, value in given.items() for text in (f"--{key.replace('_', '-')}", str(value))]
+    args = [text for key, value in given.items() for text in _flag(key.replace("_", "-"), value)]
     return Spec(name=name, module=module, args=tuple(args))
+
+
+def _flag(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return (f"--{name}" if value else f"--no-{name}",)
+    return f"--{name}", str(value)
 
 
 def _worker(role: str, index: int, flags: Mapping[str, object], config: Path | None) -> Spec:

@@ -3,16 +3,16 @@
 The router hears exactly one ending: refused, finished, failed or cancelled. It hears it at once; reserved pages may come back a
 little later, when the hand-off's receives have really ended (ABANDONING).
 
-    ADMITTING ──Taken──> FETCHING ──HandoffComplete──> LANDING ──Landed──> ACTIVE ──EngineFinished──> ENDED
-        │                   └── failed, cancelled ──> ABANDONING ──HandoffClosed──────────────────────┘
-        └──Taken (local prefill)─────────────────────────────────────────────> ACTIVE
+    ADMITTING ──Taken(fetch)──> FETCHING ──HandoffComplete──> LANDING ──Landed──> ACTIVE ──EngineFinished──> ENDED
+        │                          └── failed, cancelled ──> ABANDONING ──HandoffClosed──────────────────────┘
+        └──Taken(whole: the cache has it; compute: local prefill)───────────────────> ACTIVE
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from engine.request import FinishedEvent, TokensEvent
 from protocol.ids import RequestKey
@@ -40,6 +40,10 @@ class Taken:
     """The engine has room and took the request."""
 
     at: float
+    then: Literal["fetch", "whole", "compute"]
+    """What [0, N-1) still needs: all or a part of it from P; nothing; this engine computes it, or what its cache lacks of it."""
+    cached_tokens: int = 0
+    """whole: N-1, the others tell later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class HandoffComplete:
     manifest_at: float
     prefill: Timing
     num_bytes: int
+    cached_tokens: int
+    """Those that P didn't compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class PrefillStarted:
     """Local prefill: the first chunk runs."""
 
     at: float
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,9 @@ class EngineFailed:
 class CancelAsked:
     """By the router, or because the router that asked for this request is gone."""
 
+    keep: bool = False
+    """What is computed may stay in the cache."""
+
 
 Event = (
     Taken
@@ -131,7 +141,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class TellAdmitted:
-    pass
+    needs_prefill: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +153,9 @@ class TellRefused:
 @dataclass(frozen=True, slots=True)
 class TellTokens:
     tokens: TokensEvent
-    timing: Timing | None
+    timing: Timing | None = None
+    """With the first tokens, like ``cached_tokens``."""
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +195,8 @@ class Land:
 class FreePages:
     """Take the request out of the engine, whatever it does there."""
 
+    keep: bool = False
+
 
 Command = (
     TellAdmitted | TellRefused | TellTokens | TellFinished | TellFailed | TellCancelled | BeginHandoff | AbandonHandoff | Land | FreePages
@@ -190,11 +204,13 @@ Command = (
 
 
 class DecodeLife(Lifecycle[State, Event, Command]):
-    """Made when Admit arrives, at ``arrived_at``. ``remote``: [0, N-1) comes from a prefill worker."""
+    """Made when Admit arrives, at ``arrived_at``."""
 
-    def __init__(self, key: RequestKey, *, remote: bool, arrived_at: float) -> None:
+    def __init__(self, key: RequestKey, *, arrived_at: float) -> None:
         super().__init__(f"decode {key}", State.ADMITTING)
-        self._remote = remote
+        self._computes = False
+        """[0, N-1), or what the cache lacks of it, is computed here."""
+        self._cached_tokens = 0
         self._arrived_at = arrived_at
         self._timing: Timing | None = Timing()
         """Of the time before the first tokens; None once told."""
@@ -202,8 +218,12 @@ class DecodeLife(Lifecycle[State, Event, Command]):
         """When the phase that is being timed began."""
 
     def _on_taken(self, event: Taken) -> list[Command]:
-        self.state = State.FETCHING if self._remote else State.ACTIVE
-        return [TellAdmitted(), BeginHandoff()] if self._remote else [TellAdmitted()]
+        if event.then == "fetch":
+            self.state = State.FETCHING
+            return [TellAdmitted(needs_prefill=True), BeginHandoff()]
+        self.state = State.ACTIVE
+        self._computes, self._cached_tokens, self._mark = event.then == "compute", event.cached_tokens, event.at
+        return [TellAdmitted(needs_prefill=False)]
 
     def _on_not_taken(self, event: NotTaken) -> list[Command]:
         self.state = State.ENDED
@@ -213,6 +233,7 @@ class DecodeLife(Lifecycle[State, Event, Command]):
         self.state = State.LANDING
         self._mark = event.manifest_at
         self._timing = event.prefill.model_copy(update={"transfer_bytes": event.num_bytes})
+        self._cached_tokens = event.cached_tokens
         return [Land()]
 
     def _on_landed(self, event: Landed) -> list[Command]:
@@ -235,17 +256,17 @@ class DecodeLife(Lifecycle[State, Event, Command]):
         return [FreePages()]
 
     def _on_prefill_started(self, event: PrefillStarted) -> list[Command]:
-        if self._timing is not None and not self._remote:
+        if self._timing is not None and self._computes:
             self._timing = Timing(queue_s=event.at - self._arrived_at)
-            self._mark = event.at
+            self._mark, self._cached_tokens = event.at, event.cached_tokens
         return []
 
     def _on_tokens(self, event: TokensOut) -> list[Command]:
         timing, self._timing = self._timing, None
         if timing is None:
-            return [TellTokens(event.tokens, None)]
-        waited = {"decode_wait_s" if self._remote else "prefill_s": event.at - self._mark}
-        return [TellTokens(event.tokens, timing.model_copy(update=waited))]
+            return [TellTokens(event.tokens)]
+        waited = {"prefill_s" if self._computes else "decode_wait_s": event.at - self._mark}
+        return [TellTokens(event.tokens, timing.model_copy(update=waited), self._cached_tokens)]
 
     def _on_finished(self, event: EngineFinished) -> list[Command]:
         self.state = State.ENDED
@@ -262,7 +283,7 @@ class DecodeLife(Lifecycle[State, Event, Command]):
             self.state = State.ABANDONING
             return [TellCancelled(), AbandonHandoff("the request was cancelled")]
         self.state = State.ENDED
-        return [TellCancelled(), FreePages()]
+        return [TellCancelled(), FreePages(keep=event.keep)]
 
     HANDLERS: ClassVar = {
         Taken: _on_taken,

@@ -13,17 +13,19 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Literal
 
 from decode_worker import lifecycle as life
+from decode_worker.admission import take
 from decode_worker.peers import HandoffMessage
 from engine.bridge import EngineBridge
-from engine.core import EngineCore
 from engine.request import EngineEvent, EngineRequest, FailedEvent, FinishedEvent, Landing, StartedEvent, TokensEvent
 from protocol.errors import EngineStopped
 from protocol.ids import Epoch, RequestKey
 from protocol.messages import (
     Admit,
     Admitted,
+    Cancel,
     Cancelled,
     Failed,
     Fingerprint,
@@ -111,37 +113,40 @@ class DecodeRequests:
         if key in self._attempts:
             log.warning("%s: the router asked twice", key)
             return
-        remote = message.prefill is not None and len(message.token_ids) > 1
-        attempt = Attempt(message, life.DecodeLife(key, remote=remote, arrived_at=time.monotonic()))
+        split = message.prefill is not None and len(message.token_ids) > 1
+        attempt = Attempt(message, life.DecodeLife(key, arrived_at=time.monotonic()))
         self._attempts[key] = attempt
         if self._draining:
             self._live(key, life.NotTaken("draining", "this worker is leaving"))
-        elif remote and not self._is_paired(message):
+        elif split and not self._is_paired(message):
             self._live(key, life.NotTaken("busy", "not paired with that prefill worker (any more)"))
         else:
-            self._ask_engine(message, remote=remote)
+            self._ask_engine(message, split=split)
 
     def _is_paired(self, message: Admit) -> bool:
         return message.prefill is not None and self._doors.connection(message.prefill.epoch) is not None
 
-    def _ask_engine(self, message: Admit, *, remote: bool) -> None:
+    def _ask_engine(self, message: Admit, *, split: bool) -> None:
         request = EngineRequest(
-            key=message.key, token_ids=message.token_ids, origin="remote" if remote else "local", sampling=message.sampling
+            key=message.key,
+            token_ids=message.token_ids,
+            origin="remote" if split else "local",
+            sampling=message.sampling,
+            cache_salt=message.cache.salt,
+            use_cache=message.cache.enabled,
         )
-        if remote:
-            self._bridge.ask(lambda core: core.reserve(request), lambda reserved: self._on_reserved(request.key, reserved))
-        else:
-            self._bridge.ask(
-                lambda core: _submit(core, request, self._max_waiting), lambda submitted: self._on_submitted(request.key, submitted)
-            )
+        self._bridge.ask(
+            lambda core: take(core, request, local_tokens=message.local_tokens, max_waiting=self._max_waiting),
+            lambda taken: self._on_taken(request.key, taken),
+        )
 
-    def on_cancel(self, key: RequestKey) -> None:
-        self._live(key, life.CancelAsked())
+    def on_cancel(self, message: Cancel) -> None:
+        self._live(message.key, life.CancelAsked(message.keep))
 
     def cancel_all(self) -> None:
         """Nobody wants these results any more, or the drain took too long."""
         for key in list(self._attempts):
-            self.on_cancel(key)
+            self._live(key, life.CancelAsked())
 
     def drain(self) -> None:
         """Nothing new from now on. What is here goes on."""
@@ -176,26 +181,25 @@ class DecodeRequests:
                 case FailedEvent():
                     self._live(event.key, life.EngineFailed(event.message))
                 case StartedEvent():
-                    self._live(event.key, life.PrefillStarted(now))
+                    self._live(event.key, life.PrefillStarted(now, event.cached_tokens))
                 case _:
                     raise AssertionError(f"a decode worker's engine said {event}")
 
-    def _on_reserved(self, key: RequestKey, reserved: Future[Landing | None]) -> None:
-        error = reserved.exception()
+    def _on_taken(self, key: RequestKey, taken: Future[Landing | Literal["queued", "full"]]) -> None:
+        error = taken.exception()
         if error is not None:
-            self._live(key, _not_taken(error))
-        elif (landing := reserved.result()) is None:
+            self._live(key, life.NotTaken("bad_request" if isinstance(error, ValueError) else "internal", str(error)))
+            return
+        now, outcome = time.monotonic(), taken.result()
+        if outcome == "full":
             self._live(key, life.NotTaken("busy", "no room"))
+        elif outcome == "queued":
+            self._live(key, life.Taken(now, "compute"))
+        elif outcome.complete:
+            self._live(key, life.Taken(now, "whole", outcome.cached_tokens))
         elif key in self._attempts:
-            self._attempts[key].landing = landing
-            self._live(key, life.Taken(time.monotonic()))
-
-    def _on_submitted(self, key: RequestKey, submitted: Future[bool]) -> None:
-        error = submitted.exception()
-        if error is not None:
-            self._live(key, _not_taken(error))
-        else:
-            self._live(key, life.Taken(time.monotonic()) if submitted.result() else life.NotTaken("busy", "no room"))
+            self._attempts[key].landing = outcome
+            self._live(key, life.Taken(now, "fetch"))
 
     def _on_landed(self, key: RequestKey, landed: Future[None]) -> None:
         error = landed.exception()
@@ -223,17 +227,25 @@ class DecodeRequests:
                 attempt.session.feed(receive.Cancelled(reason))
             case life.Land():
                 self._bridge.ask(lambda core: core.land(key), lambda landed: self._on_landed(key, landed))
-            case life.FreePages():
-                self._bridge.ask(lambda core: core.cancel(key), _raise_failure)
+            case life.FreePages(keep=keep):
+                self._bridge.ask(lambda core: core.cancel(key, keep=keep), _raise_failure)
             case _:
                 self._tell(key, command)
 
     def _tell(self, key: RequestKey, command: life.Command) -> None:
         match command:
-            case life.TellTokens(tokens=tokens, timing=timing):
-                self._send(Tokens, key, index=tokens.index, token_ids=tokens.token_ids, logprobs=tokens.logprobs, timing=timing)
-            case life.TellAdmitted():
-                self._send(Admitted, key)
+            case life.TellTokens(tokens=tokens, timing=timing, cached_tokens=cached_tokens):
+                self._send(
+                    Tokens,
+                    key,
+                    index=tokens.index,
+                    token_ids=tokens.token_ids,
+                    logprobs=tokens.logprobs,
+                    timing=timing,
+                    cached_tokens=cached_tokens,
+                )
+            case life.TellAdmitted(needs_prefill=needs_prefill):
+                self._send(Admitted, key, needs_prefill=needs_prefill)
             case life.TellFinished(finished=finished):
                 self._send(
                     Finished,
@@ -276,6 +288,7 @@ class DecodeRequests:
             slot=landing.slot,
             position=landing.position,
             token_digest=token_digest(attempt.admit.token_ids[:-1]),
+            have_blocks=landing.have_blocks,
             checksums=self._checksums,
             max_bytes=self._max_message_bytes,
             first_tag=next(self._tags) * TAGS_PER_HANDOFF,
@@ -307,6 +320,7 @@ class DecodeRequests:
             manifest_at=attempt.manifest_at,
             prefill=attempt.manifest.timing,
             num_bytes=attempt.session.machine.num_bytes,
+            cached_tokens=attempt.manifest.cached_tokens,
         )
 
     def _count_ended(self, attempt: Attempt, *, ok: bool) -> None:
@@ -314,18 +328,6 @@ class DecodeRequests:
         self.counts["baton_handoffs_received_total" if ok else "baton_handoffs_failed_total"] += 1
         self.counts["baton_handoff_received_bytes_total"] += attempt.session.machine.num_bytes
         self.counts["baton_stale_messages_total"] += attempt.session.machine.stale
-
-
-def _submit(core: EngineCore, request: EngineRequest, max_waiting: int) -> bool:
-    """False: too many wait already; nothing was changed."""
-    if core.load().waiting >= max_waiting:
-        return False
-    core.submit(request)
-    return True
-
-
-def _not_taken(error: BaseException) -> life.NotTaken:
-    return life.NotTaken("bad_request" if isinstance(error, ValueError) else "internal", str(error))
 
 
 def _raise_failure(future: Future[bool]) -> None:

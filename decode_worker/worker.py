@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from decode_worker.peers import Callbacks, Ourselves, PrefillPeers
 from decode_worker.requests import DecodeRequests, Doors
+from engine.audit import Violation
 from engine.bridge import EngineBridge
 from engine.core import EngineCore
-from engine.serving import load_core, make_hello
+from engine.serving import audit_found, flush_cache, load_core, make_hello
 from protocol.config import DecodeSettings
 from protocol.ids import Epoch, new_epoch
-from protocol.messages import Admit, Cancel, Drain, Heartbeat, Hello, Paired, Peers
+from protocol.messages import Admit, Cancel, Drain, FlushCache, Heartbeat, Hello, Paired, Peers
 from protocol.sockets import Link
 from protocol.worker_link import Order, WorkerLink
 from protocol.worker_process import Departure, serve
@@ -69,7 +71,7 @@ class DecodeWorker:
             await self.bridge.stop()
 
     def _build(self) -> None:
-        self.bridge = EngineBridge(self.core, lambda events: self.requests.on_engine_events(events))
+        self.bridge = EngineBridge(self.core, lambda events: self.requests.on_engine_events(events), self._on_violations)
         callbacks = Callbacks(
             on_message=lambda epoch, message: self.requests.on_peer_message(epoch, message),
             on_paired=self._on_paired,
@@ -103,7 +105,9 @@ class DecodeWorker:
             case Admit():
                 self.requests.on_admit(order)
             case Cancel():
-                self.requests.on_cancel(order.key)
+                self.requests.on_cancel(order)
+            case FlushCache():
+                self.bridge.ask(lambda core: flush_cache(core, order, self.epoch), lambda told: self._link.send(told.result()))
             case Peers():
                 self._peers.update(order.prefill)
             case Drain():
@@ -120,6 +124,10 @@ class DecodeWorker:
     def _on_lost(self, peer: Epoch, reason: str) -> None:
         self._link.send(Paired(epoch=self.epoch, peer=peer, ok=False, reason=reason))
         self.requests.on_peer_lost(peer, reason)
+
+    def _on_violations(self, found: Sequence[Violation]) -> None:
+        for violation in found:
+            self._link.send(audit_found(violation, self.epoch))
 
     def _heartbeat(self) -> Heartbeat:
         counters = self.bridge.counters | dict(self.requests.counts)

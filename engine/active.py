@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engine.prefix_cache.tree import Trail
 from engine.request import EngineRequest
 from engine.sampling import Sampler
 from engine.transaction import StateTransaction
@@ -42,12 +43,27 @@ class ActiveRequest:
     computed: int = 0
     mtp_known: int = 1
     """MTP KV is true at indices [1, mtp_known)."""
+    kv_known: int = 0
+    """KV of positions before this was found in shared blocks: a chunk that replays them for the state's sake writes none."""
     drafts: tuple[int, ...] = ()
     """Guesses for the positions behind the last token, to be verified in the next step."""
     decoding: bool = False
     """False until the first output token since admission: the next decode row is a prompt tail."""
     published_blocks: int = 0
     """seal: blocks given out in ReadyEvents."""
+
+    trail: Trail | None = None
+    """The request's way through the prefix cache. None: it doesn't use the cache."""
+    branches: set[int] = field(default_factory=set)
+    """Where others part from it: chunks stop there, so that a state can be kept."""
+    cached_tokens: int = 0
+    """What the cache saved when the request was first admitted."""
+    sought: bool = False
+    """The cache's second tier was asked for it."""
+    held_until: int | None = None
+    """It began to wait for what another request computes, and does so until this step at most."""
+    shared: dict[int, int] = field(default_factory=dict)
+    """While it waits: by the arrival of others, how many first tokens are the same."""
 
     started: bool = False
     overtaken: int = 0
@@ -88,6 +104,11 @@ class ActiveRequest:
         return len(self.tokens) - (0 if self.seals else 1)
 
     @property
+    def found_whole(self) -> bool:
+        """A prefill for a peer with nothing left to compute: all of it was in the cache."""
+        return self.seals and self.computed == self.prefill_end
+
+    @property
     def useful_drafts(self) -> int:
         """A window of one token and d drafts yields up to d+1 tokens; more than are still allowed would be for nothing."""
         return 0 if self.seals else self.request.sampling.max_tokens - self.num_output - 1
@@ -105,7 +126,8 @@ class ActiveRequest:
     def forget_state(self) -> None:
         """Back to the beginning of its tokens, without pages. What was given out stays given out."""
         self.blocks, self.state = [], None
-        self.computed, self.mtp_known, self.drafts, self.decoding = 0, 1, (), False
+        self.computed, self.mtp_known, self.kv_known, self.drafts, self.decoding = 0, 1, 0, (), False
+        self.shared.clear()
 
 
 def waiting_tokens(requests: Sequence[ActiveRequest]) -> int:

@@ -27,7 +27,7 @@ class StepTensors:
     token_ids: Tensor
     """int64 [T]; PLACEHOLDER for placeholders."""
     kv_index: Tensor
-    """int64 [T]: block·block_tokens + offset; in the sink block for placeholders."""
+    """int64 [T]: block·block_tokens + offset; in the sink block for placeholders and for what is known already."""
     num_prefill_tokens: int
     prefill: PrefillRows | None
     """Over tokens [0, num_prefill_tokens). None when the step has no such row."""
@@ -79,7 +79,9 @@ def kv_index(blocks: Sequence[int], first: int, count: int, block_tokens: int) -
 
 
 def _row_kv_index(row: Row, length: int, block_tokens: int) -> Ints:
-    return _padded(kv_index(row.blocks, row.first, len(row.token_ids), block_tokens), length, SINK * block_tokens)
+    index = kv_index(row.blocks, row.first, len(row.token_ids), block_tokens)
+    index[: max(row.kv_known - row.first, 0)] = SINK * block_tokens
+    return _padded(index, length, SINK * block_tokens)
 
 
 def _num_keys(first: int, real: int, length: int) -> Ints:

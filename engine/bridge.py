@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from engine.audit import Violation
 from engine.core import EngineCore
 from engine.request import EngineEvent
 from engine.thread import EngineThread
@@ -22,10 +23,17 @@ Result = TypeVar("Result")
 
 
 class EngineBridge:
-    """``on_events`` is called on the loop, in the order of the steps. ``load`` and ``counters`` are the last known ones: a
-    heartbeat never waits for a step."""
+    """``on_events`` is called on the loop, in the order of the steps, and ``on_violations`` with what the audit has found. ``load``
+    and ``counters`` are the last known ones: a heartbeat never waits for a step."""
 
-    def __init__(self, core: EngineCore, on_events: Callable[[list[EngineEvent]], None]) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        on_events: Callable[[list[EngineEvent]], None],
+        on_violations: Callable[[list[Violation]], None] | None = None,
+    ) -> None:
+        self._core = core
+        self._on_violations = on_violations
         self._loop = asyncio.get_running_loop()
         self._thread: EngineThread[EngineCore] = EngineThread(core)
         self._thread.on_events(lambda events: self._post(on_events, events))
@@ -41,8 +49,10 @@ class EngineBridge:
         self._thread.start()
 
     async def stop(self) -> None:
-        """After the running step."""
+        """After the running step. What the cache keeps goes to its second tier then, unless the engine has failed."""
         await asyncio.to_thread(self._thread.stop)
+        if self._thread.failed is None:
+            await asyncio.to_thread(self._core.close)
         self._failure.cancel()
 
     def ask(self, function: Callable[[EngineCore], Result], then: Callable[[Future[Result]], None]) -> None:
@@ -80,7 +90,9 @@ class EngineBridge:
         """
         checked = False
         while True:
-            self.load, self.counters = await self.call(lambda core: (core.load(), core.counters()))
+            self.load, self.counters, found = await self.call(lambda core: (core.load(), core.counters(), core.audit.take()))
+            if found and self._on_violations is not None:
+                self._on_violations(found)
             idle = not (self.load.waiting or self.load.running or self.load.held_for_peers)
             if idle and not checked:
                 await self.call(lambda core: core.check_integrity())

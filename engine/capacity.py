@@ -10,7 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.models.dims import ModelDims
 from engine.models.info import ModelInfo
-from engine.pools import block_parts
+from engine.pools import block_parts, slot_parts
 from engine.request import EngineRequest
 
 
@@ -22,6 +22,8 @@ class Capacity:
     """The sink slot included."""
     max_model_len: int
     """Bound for prompt + output of one request."""
+    snapshot_slots: int
+    """Most slots that the prefix cache keeps."""
 
 
 def plan_capacity(config: EngineConfig, dims: ModelDims, info: ModelInfo) -> Capacity:
@@ -31,12 +33,27 @@ def plan_capacity(config: EngineConfig, dims: ModelDims, info: ModelInfo) -> Cap
     max_model_len = config.max_model_len or info.max_model_len
     if max_model_len > info.max_model_len:
         raise ValueError(f"max_model_len={max_model_len} is more than the checkpoint's max_position_embeddings ({info.max_model_len})")
-    num_slots = config.state_slots or config.max_running * (config.speculation + 2) + 1
+    snapshot_slots = _snapshot_slots(config, dims, info)
+    num_slots = config.state_slots or config.max_running * (config.speculation + 2) + 1 + snapshot_slots
     if num_slots < config.speculation + 3:
         raise ValueError(
             f"state_slots={num_slots} has no room for one request: speculation={config.speculation} needs {config.speculation + 3}"
         )
-    return Capacity(num_blocks=_num_blocks(config, dims, info, max_model_len), num_slots=num_slots, max_model_len=max_model_len)
+    return Capacity(
+        num_blocks=_num_blocks(config, dims, info, max_model_len),
+        num_slots=num_slots,
+        max_model_len=max_model_len,
+        snapshot_slots=snapshot_slots,
+    )
+
+
+def _snapshot_slots(config: EngineConfig, dims: ModelDims, info: ModelInfo) -> int:
+    if not config.prefix_cache:
+        return 0
+    if config.snapshot_slots is not None:
+        return config.snapshot_slots
+    slot_bytes = sum(prod(part.shape) for part in slot_parts(dims, torch.float32)) * torch_dtype(info.dtype).itemsize
+    return min(8 * config.max_running, config.snapshot_bytes // slot_bytes)
 
 
 def _num_blocks(config: EngineConfig, dims: ModelDims, info: ModelInfo, max_model_len: int) -> int:

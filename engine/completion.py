@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.request import EngineEvent, FailedEvent, FinishedEvent, TokensEvent
@@ -29,6 +29,8 @@ class Completion:
     """Steps that it took part in."""
     proposed_drafts: int
     accepted_drafts: int
+    cached_tokens: int = field(compare=False)
+    """Of the prompt: the prefix cache had them. The same completion, whether it did or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,4 +90,5 @@ class GrowingCompletion:
             steps=finished.steps,
             proposed_drafts=finished.proposed_drafts,
             accepted_drafts=finished.accepted_drafts,
+            cached_tokens=finished.cached_tokens,
         )

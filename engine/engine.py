@@ -91,6 +91,8 @@ class Engine:
     def close(self) -> None:
         """Give up what is open, and free the model's memory. May be called again."""
         self._give_up(list(self._streams))
+        if self._core is not None:
+            self._core.close()
         self._core = None
 
     def __enter__(self) -> Self:

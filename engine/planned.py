@@ -41,6 +41,7 @@ class Planned:
             blocks=active.blocks,
             slot_in=slot_in,
             slots_out=(slot_out,),
+            kv_known=active.kv_known,
             samples=end == len(active.tokens) and not active.seals,
         )
 

@@ -12,6 +12,8 @@ from typing import Protocol
 from engine.active import ActiveRequest
 from engine.planned import Planned, plan_tail
 from engine.planner import PlanChunk, plan_chunk
+from engine.prefix_cache.eviction import Score, greedy_dual
+from engine.prefix_cache.publishing import PublishRule, publish_reached
 
 
 class PlanTail(Protocol):
@@ -25,6 +27,15 @@ class Policies:
     """Where a prompt's next chunk ends."""
     plan_tail: PlanTail = plan_tail
     """How a prompt's last token is run, and so which state is kept after it."""
+    publish: PublishRule = publish_reached
+    """Which states a request offers to the prefix cache after a step, and as what."""
+    previous_states: bool = False
+    """Keep the state before each chunk until its states are published, as ``PublishView.previous``: what a publishing rule needs that
+    looks back. Ours never does."""
+    enforce_tags: bool = True
+    """False: the cache believes claims that its slots' tags contradict. They are counted and told all the same."""
+    score: Score = greedy_dual
+    """Which snapshot goes first: the one with the lowest."""
 
 
 OURS = Policies()

@@ -21,6 +21,10 @@ class EngineRequest:
     """The prompt [0, N); for ``seal`` the tokens [0, N-1)."""
     origin: Origin = "local"
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    cache_salt: str | None = None
+    """Prefixes are shared among requests with the same one."""
+    use_cache: bool = True
+    """False: nothing is looked up for it, and nothing of it is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,25 @@ class Landing:
     slot: int
     position: int
     """N-1: the tag that the slot will carry."""
+    have_blocks: int = 0
+    """The first ``have_blocks`` of ``blocks`` are there already, and shared: nobody may write them. The rest and the slot are to come."""
+    complete: bool = False
+    """All of it is there: nothing travels, ``land`` isn't called, the request runs."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that nobody computes for this request, as far as this side knows."""
+        return self.position if self.complete else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPrefix:
+    """What the prefix cache could give to a prompt now."""
+
+    state_tokens: int
+    """A request would go on at this position."""
+    kv_tokens: int
+    """KV is there up to this position, a multiple of block_tokens; it may be more or less than ``state_tokens``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +79,8 @@ class FinishedEvent(EngineEvent):
     steps: int
     proposed_drafts: int
     accepted_drafts: int
+    cached_tokens: int = 0
+    """Of the prompt: nobody computed them for this request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +92,9 @@ class FailedEvent(EngineEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedEvent(EngineEvent):
-    """The first chunk of the prompt is about to run (local and seal)."""
+    """The first chunk of the prompt is about to run (local and seal), or a prefill is found in the cache whole (seal)."""
+
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +113,4 @@ class SealedEvent(EngineEvent):
     blocks: tuple[int, ...]
     """Every block of [0, position), the partly filled last one included."""
     slot: int
+    cached_tokens: int = 0

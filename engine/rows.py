@@ -37,6 +37,8 @@ class Row:
     """Holds h(first). Never read for START."""
     slots_out: Sequence[int]
     """START, EXTEND: the one slot that receives h after the last token. VERIFY: one slot per window position."""
+    kv_known: int = 0
+    """KV of positions before this is in the blocks already, and shared: the row reads it and writes none of it."""
     samples: bool
     """START, EXTEND: logits after the last token are wanted. A VERIFY row wants those of all its real tokens."""
 

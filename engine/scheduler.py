@@ -10,9 +10,12 @@ from engine.active import ActiveRequest, Phase, waiting_tokens
 from engine.admission import MAX_OVERTAKEN, Pages, choose_admissions, choose_victim, free_room
 from engine.config import TailPadding
 from engine.planned import Planned
-from engine.planner import Candidate, pads_tail, share_budget
+from engine.planner import Candidate, ChunkRule, pads_tail, share_budget
 from engine.policies import Policies
 from engine.pools import Pools
+from engine.prefix_cache.cache import NO_HIT, Hit, PrefixCache, Who
+from engine.prefix_cache.leaders import MIN_GAIN, Leader, choose_wait, longest_wait
+from engine.prefix_cache.tree import Trail, common_length
 from engine.rows import RowKind
 from engine.transaction import StateTransaction
 from protocol.messages import Load
@@ -24,7 +27,9 @@ class Limits:
     """K; every window has K+1 positions."""
     max_running: int
     step_tokens: int
-    max_prefill_chunk: int
+    chunk: ChunkRule
+    prefill_tokens: int | None
+    """Of all chunks in a step in which others decode."""
     tail_padding: TailPadding
 
     @property
@@ -37,23 +42,28 @@ class Scheduler:
 
     A request that only waits holds nothing. An admitted one holds the blocks of all its known tokens, in one run where the
     pool has one, and all its slots (one running, and the window's scratch unless it seals); while it decodes it grows block by
-    block, its window's positions included. When blocks run out, drafts are given up first, then the youngest request.
+    block, its window's positions included. When blocks run out, drafts are given up first, then the youngest request. What only the
+    cache keeps counts as free: it is given up before anything else.
     """
 
-    def __init__(self, pools: Pools, limits: Limits, policies: Policies) -> None:
+    def __init__(self, pools: Pools, limits: Limits, policies: Policies, cache: PrefixCache | None) -> None:
         self._pools = pools
         self._limits = limits
         self._policies = policies
+        self._cache = cache
         self._waiting: list[ActiveRequest] = []
         self._holding: list[ActiveRequest] = []
-        self._steps = 0
+        self.steps = 0
+        """How many were served."""
         self.preemptions = 0
 
     # --- requests come and go
 
-    def need(self, active: ActiveRequest) -> Pages:
-        """What the request holds from admission on."""
-        return Pages(blocks=self._pools.blocks.blocks_for(len(active.tokens)), slots=1 if active.seals else 1 + self._limits.width)
+    def need(self, active: ActiveRequest, hit: Hit = NO_HIT) -> Pages:
+        """What the request takes of what is available, on admission: all that it holds, but for what others use as well."""
+        blocks, slots = self._pools.blocks.blocks_for(len(active.tokens)), 1 if active.seals else 1 + self._limits.width
+        idle_blocks, idle_slots = self._cache.idle_pages(hit) if self._cache is not None else (0, 0)
+        return Pages(blocks=blocks - len(hit.nodes) + idle_blocks, slots=slots + idle_slots)
 
     def add(self, active: ActiveRequest) -> None:
         """Wait for pages, in order of arrival."""
@@ -61,14 +71,21 @@ class Scheduler:
         insort(self._waiting, active, key=lambda other: other.arrival)
 
     def reserve(self, active: ActiveRequest) -> bool:
-        """Take all pages that a hand-off and the first window need, or nothing. Waiting requests have the same right to overtaking."""
-        need = self.need(active)
-        if any(other.overtaken >= MAX_OVERTAKEN for other in self._waiting) or not need.fits(self._room()):
+        """Take all pages that a hand-off and the first window need, or nothing. Waiting requests have the same right to overtaking.
+
+        When the cache has the whole of it the request runs at once; a shallower state is of no use to it.
+        """
+        room, hit = self._room(), self._look(active)
+        if hit.state_tokens < active.prefill_end:
+            hit = hit.without_state()
+        if not self.need(active, hit).fits(room):
+            hit = NO_HIT
+        if any(other.overtaken >= MAX_OVERTAKEN for other in self._waiting) or not self.need(active, hit).fits(room):
             return False
         for other in self._waiting:
             other.overtaken += 1
-        self._take_pages(active)
-        active.phase = Phase.LANDING
+        self._take_pages(active, hit)
+        active.phase = Phase.RUNNING if active.computed == active.prefill_end else Phase.LANDING
         return True
 
     def drop(self, active: ActiveRequest) -> None:
@@ -102,8 +119,8 @@ class Scheduler:
     def serve(self, plan: Sequence[Planned]) -> None:
         """The plan is run now: its requests had their turn."""
         for planned in plan:
-            planned.active.last_step = self._steps
-        self._steps += 1
+            planned.active.last_step = self.steps
+        self.steps += 1
 
     def grant_drafts(self, active: ActiveRequest) -> int:
         """How many drafts the request's next window may have: useful ones that its blocks, with what is free, have room for.
@@ -114,16 +131,16 @@ class Scheduler:
         blocks = self._pools.blocks
         missing = blocks.blocks_for(len(active.tokens) + wanted) - len(active.blocks)
         if wanted > 0 and missing > 0:
-            active.blocks += blocks.take(min(missing, blocks.num_free), active.blocks[-1])
+            active.blocks += blocks.take(min(missing, blocks.num_available), active.blocks[-1])
         return max(0, min(wanted, self._room_behind(active)))
 
     def _grow_by_age(self) -> None:
         """A block for each decoding request's next position, the oldest first."""
         for active in sorted(self._running(), key=lambda other: other.arrival):
             if active.phase is Phase.RUNNING and self._lacks_block(active):  # it may have been preempted meanwhile
-                while self._pools.blocks.num_free == 0 and self._make_room(active):
+                while self._pools.blocks.num_available == 0 and self._make_room(active):
                     pass
-                if self._pools.blocks.num_free > 0:
+                if self._pools.blocks.num_available > 0:
                     active.blocks += self._pools.blocks.take(1, active.blocks[-1])
 
     def _lacks_block(self, active: ActiveRequest) -> bool:
@@ -163,25 +180,31 @@ class Scheduler:
     def _admit(self) -> None:
         if not self._waiting:
             return
-        needs = [self.need(active) for active in self._waiting]
-        admitted = choose_admissions(needs, [active.overtaken for active in self._waiting], self._room())
-        chosen = [self._waiting[index] for index in admitted]
-        for index, active in enumerate(self._waiting):
+        room = self._room()
+        if room.rows <= 0:
+            return
+        asking = [active for active in self._waiting if not self._waits_for_another(active)]
+        needs = [self.need(active, self._look_within(active, room)) for active in asking]
+        admitted = choose_admissions(needs, [active.overtaken for active in asking], room)
+        for index, active in enumerate(asking):
             active.overtaken = 0 if index in admitted else active.overtaken + sum(1 for other in admitted if other > index)
-        for active in chosen:
-            self._waiting.remove(active)
-            self._take_pages(active)
-            active.phase = Phase.RUNNING
-            active.last_step = self._steps - 1  # no right of way over those that were served in the last step
-            active.tell(f"admitted with {len(active.blocks)} blocks, slot {active.slots[0]}")
+        for active in (asking[index] for index in admitted):
+            if not self._waits_for_another(active):  # one that was admitted just now
+                self._start(active, room)
+
+    def _start(self, active: ActiveRequest, room: Pages) -> None:
+        self._waiting.remove(active)
+        self._take_pages(active, self._look_within(active, room))
+        active.phase = Phase.RUNNING
+        active.last_step = self.steps - 1  # no right of way over those that were served in the last step
 
     def _compose(self) -> list[Planned]:
-        ready = [active for active in self._running() if not self._lacks_block(active)]
+        ready = [active for active in self._running() if not self._lacks_block(active) and not active.found_whole]
         shares = share_budget(
             [self._candidate(active) for active in ready],
+            self._limits.chunk,
             step_tokens=self._limits.step_tokens,
-            max_chunk=self._limits.max_prefill_chunk,
-            grid=self._pools.blocks.block_tokens,
+            prefill_tokens=self._limits.prefill_tokens,
             chunk=self._policies.plan_chunk,
         )
         served = [(active, share) for active, share in zip(ready, shares, strict=True) if share > 0]
@@ -195,12 +218,12 @@ class Scheduler:
             arrival=active.arrival,
             computed=active.computed,
             prefill_end=active.prefill_end,
-            decode_tokens=self._limits.width if active.computed > 0 else 1,
+            branches=sorted(active.branches),
         )
 
     def _planned(self, active: ActiveRequest, share: int, beside_speculation: bool) -> Planned:
         if active.computed == 0:
-            return Planned(active, RowKind.START, share)
+            return Planned(active, RowKind.START, share if active.prefill_end > 0 else 1)
         if active.computed < active.prefill_end:
             return Planned(active, RowKind.EXTEND, share)
         if active.decoding:
@@ -212,18 +235,78 @@ class Scheduler:
     def _room(self) -> Pages:
         active_rows = [active for active in self._holding if active.phase is not Phase.SEALED]
         return free_room(
-            free_blocks=self._pools.blocks.num_free,
-            free_slots=self._pools.slots.num_free,
+            free_blocks=self._pools.blocks.num_available,
+            free_slots=self._pools.slots.num_available,
             free_rows=self._limits.max_running - len(active_rows),
             growing=sum(1 for active in active_rows if not active.seals),
         )
 
-    def _take_pages(self, active: ActiveRequest) -> None:
-        need = self.need(active)
-        active.blocks = self._pools.blocks.take(need.blocks)
-        running, *scratch = self._pools.slots.take(need.slots)
+    def _take_pages(self, active: ActiveRequest, hit: Hit) -> None:
+        """All that the request needs to start, or to be landed in: what the hit brings, and pages of its own."""
+        if self._cache is not None and active.trail is not None:
+            self._cache.pin(hit, active.trail)
+        shared, whole = hit.blocks, self.need(active)
+        active.blocks = shared + self._pools.blocks.take(whole.blocks - len(shared), shared[-1] if shared else None)
+        running, *scratch = self._pools.slots.take(whole.slots)
         active.state = StateTransaction(self._pools.slots, running, scratch)
         self._holding.append(active)
+        active.tell(f"admitted with {len(active.blocks)} blocks, slot {active.slots[0]}")
+        if self._cache is not None and active.trail is not None:
+            self._go_on_from(active, hit, self._cache, active.trail)
+
+    def _go_on_from(self, active: ActiveRequest, hit: Hit, cache: PrefixCache, trail: Trail) -> None:
+        """Where the request starts: at the hit's state. KV that goes farther is read, and not written again."""
+        cache.count_lookup(hit)
+        if hit.snapshot is not None:
+            cache.resume(hit, trail, active.tokens, active.blocks, active.slots[0], self._who(active))
+            active.tell(f"goes on from a snapshot of {hit.state_tokens}, KV is known to {hit.kv_tokens}")
+        active.computed, active.kv_known = hit.state_tokens, hit.kv_tokens
+        active.mtp_known = max(1, active.computed, active.kv_known)
+        if not active.started:
+            active.cached_tokens = active.computed
+        if active.computed + MIN_GAIN <= hit.kv_tokens <= active.prefill_end - self._pools.blocks.block_tokens:
+            active.branches.add(hit.kv_tokens)  # others went on differently from here
+
+    def _who(self, active: ActiveRequest) -> Who:
+        return Who(active.key, self.steps, active.told)
+
+    def _look(self, active: ActiveRequest) -> Hit:
+        if self._cache is None or active.trail is None:
+            return NO_HIT
+        if not active.sought:
+            active.sought = True
+            self._cache.restore(active.trail, active.tokens, active.prefill_end, self._who(active))
+        return self._cache.look(active.trail, active.tokens, active.prefill_end, self._who(active))
+
+    def _look_within(self, active: ActiveRequest, room: Pages) -> Hit:
+        """A hit is pinned while its state is copied, which takes a page or two more: where there is no room for that, none."""
+        hit = self._look(active)
+        return hit if self.need(active, hit).fits(room) else NO_HIT
+
+    def _waits_for_another(self, active: ActiveRequest) -> bool:
+        """Whether a running request computes what this one needs, and will be there sooner than this one could be by itself."""
+        if self._cache is None or active.trail is None:
+            return False
+        others = {other.arrival: other for other in self._running() if _leads(other, active)}
+        if not others:
+            return False
+        cached = self._look(active).state_tokens
+        wait = choose_wait(
+            (_leader(active, other) for other in others.values()),
+            cached=cached,
+            limit=active.prefill_end,
+            block_tokens=self._pools.blocks.block_tokens,
+            waits=active.held_until is not None,
+        )
+        if wait is None:
+            return False
+        if active.held_until is None:
+            active.held_until = self.steps + longest_wait(wait.position - cached, self._limits.chunk.max_chunk)
+            self._cache.count_wait()
+        if self.steps > active.held_until:
+            return False
+        others[wait.leader].branches.add(wait.position)
+        return True
 
     def _give_pages(self, active: ActiveRequest) -> None:
         self._holding.remove(active)
@@ -250,17 +333,22 @@ class Scheduler:
             waiting=len(self._waiting),
             running=len(running),
             waiting_tokens=waiting_tokens([*self._waiting, *running]),
-            free_blocks=self._pools.blocks.num_free,
-            free_slots=self._pools.slots.num_free,
+            free_blocks=self._pools.blocks.num_available,
+            free_slots=self._pools.slots.num_available,
             held_for_peers=len(self._holding) - len(running),
         )
+
+    def found_whole(self) -> list[ActiveRequest]:
+        """Prefills for peers that have nothing left to compute."""
+        return [active for active in self._running() if active.found_whole]
 
     def requests(self) -> Iterable[ActiveRequest]:
         return (*self._waiting, *self._holding)
 
     def check_integrity(self) -> None:
         """Between steps: pools are whole, waiting requests hold nothing, tags say what is computed. Raises AssertionError."""
-        self._pools.check_integrity([active.blocks for active in self._holding], [active.slots for active in self._holding])
+        kept = self._cache.check_integrity() if self._cache is not None else ((), ())
+        self._pools.check_integrity([active.blocks for active in self._holding], [active.slots for active in self._holding], *kept)
         for active in self._waiting:
             assert active.phase is Phase.WAITING, f"waiting, but {active.phase}: {active.told()}"
             assert not active.blocks, f"waiting with blocks: {active.told()}"
@@ -277,3 +365,16 @@ class Scheduler:
         assert tag == (active.computed or None), f"slot {running} has tag {tag}, computed is {active.computed}: {active.told()}"
         assert all(self._pools.slots.tags[slot] is None for slot in scratch), f"scratch with a tag: {active.told()}"
         assert len(active.blocks) * self._pools.blocks.block_tokens >= active.computed, f"computed without blocks: {active.told()}"
+
+
+def _leads(other: ActiveRequest, active: ActiveRequest) -> bool:
+    """Whether ``other`` computes a prefill that the cache will show to ``active``."""
+    if other.trail is None or active.trail is None or other.trail.salt != active.trail.salt:
+        return False
+    return other.computed < other.prefill_end
+
+
+def _leader(active: ActiveRequest, other: ActiveRequest) -> Leader:
+    if other.arrival not in active.shared:
+        active.shared[other.arrival] = common_length(active.tokens, other.tokens)
+    return Leader(arrival=other.arrival, computed=other.computed, prefill_end=other.prefill_end, shared=active.shared[other.arrival])

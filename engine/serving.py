@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 
+from engine.audit import Violation
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.policies import load_policies
 from protocol.config import WorkerSettings
 from protocol.errors import ConfigError
-from protocol.ids import Epoch
-from protocol.messages import Capacity, Fingerprint, Hello, Role
+from protocol.ids import Epoch, RequestId
+from protocol.messages import MAX_DETAIL, MAX_STORY, AuditFound, CacheFlushed, Capacity, Fingerprint, FlushCache, Hello, Role
 from protocol.worker_process import default_worker_id
 
 log = logging.getLogger("baton.engine")
@@ -48,15 +49,60 @@ def make_hello(
             state_slots=core.capacity.num_slots,
             max_running=core.config.max_running,
             speculation=core.config.speculation,
+            prefix_cache=core.config.prefix_cache,
         ),
         peer_address=peer_address,
         info={
             "kernels": f"{core.kernels.name}: {core.kernels.reason}",
             "transport": transport,
+            "prefix_cache": _cache_told(core),
             "vocab_size": str(core.model_info.vocab_size),
         }
         | ({"policies": settings.policies} if settings.policies is not None else {}),
     )
+
+
+def flush_cache(core: EngineCore, order: FlushCache, epoch: Epoch) -> CacheFlushed:
+    """On the engine's thread."""
+    blocks, snapshots = _cached(core)
+    core.flush_cache()
+    kept_blocks, kept_snapshots = _cached(core)
+    return CacheFlushed(
+        epoch=epoch,
+        number=order.number,
+        freed_blocks=blocks - kept_blocks,
+        freed_snapshots=snapshots - kept_snapshots,
+        kept_blocks=kept_blocks,
+        kept_snapshots=kept_snapshots,
+    )
+
+
+def audit_found(violation: Violation, epoch: Epoch) -> AuditFound:
+    return AuditFound(
+        epoch=epoch,
+        purpose=violation.purpose,
+        request_id=RequestId(violation.request_id),
+        step=violation.step,
+        claimed=violation.claimed,
+        held=violation.held,
+        detail=violation.detail[:MAX_DETAIL],
+        story=violation.story[-MAX_STORY:],
+    )
+
+
+def _cached(core: EngineCore) -> tuple[int, int]:
+    counters = core.counters()
+    return int(counters["baton_cache_blocks"]), int(counters["baton_cache_snapshots"])
+
+
+def _cache_told(core: EngineCore) -> str:
+    config = core.config
+    if not config.prefix_cache:
+        return "off"
+    backed_off = f", backed off by {config.backoff_tokens}" if config.backoff_tokens else ""
+    spilled = f", evicted to {config.snapshot_dir}" if config.snapshot_dir is not None else ""
+    audited = f", {config.audit_sample:.2%} of hits computed again" if config.audit_sample > 0 else ""
+    return f"on: grid of {config.snapshot_tokens} tokens, {config.chunk_policy} chunks{backed_off}{spilled}{audited}"
 
 
 def _log_core(settings: WorkerSettings, core: EngineCore) -> None:
@@ -65,6 +111,7 @@ def _log_core(settings: WorkerSettings, core: EngineCore) -> None:
     info, (blocks, slots) = core.model_info, core.regions
     log.info("%s: %s, weights %s, MTP %s", settings.model, info.model_type, info.weights_digest[:12], "yes" if info.has_mtp else "no")
     log.info("kernels: %s, because: %s", core.kernels.name, core.kernels.reason)
+    log.info("prefix cache: %s", _cache_told(core))
     log.info(
         "pools: %d blocks of %d bytes (%d tokens each), %d slots of %d bytes; at most %d tokens and %d requests",
         blocks.num_pages,

@@ -206,7 +206,8 @@ class PrefillRequests:
     def _compute(self, key: RequestKey, attempt: Attempt) -> None:
         assert attempt.prefill is not None
         attempt.life = life.PrefillLife(key, time.monotonic())
-        request = EngineRequest(key=key, token_ids=attempt.prefill.token_ids, origin="seal")
+        cache = attempt.prefill.cache
+        request = EngineRequest(key=key, token_ids=attempt.prefill.token_ids, origin="seal", cache_salt=cache.salt, use_cache=cache.enabled)
         self._bridge.ask(lambda core: core.submit(request), lambda submitted: self._on_submitted(key, submitted))
 
     def _on_handoff_ended(self, key: RequestKey, attempt: Attempt, ended: Ended) -> None:
@@ -277,6 +278,7 @@ class PrefillRequests:
                 block_checksums=tuple(chain.from_iterable(checksums)),
                 slot_checksum=slot_checksum,
                 timing=timing.model_copy(update={"transfer_s": time.monotonic() - sealed_at}),
+                cached_tokens=sealed.cached_tokens,
             )
         )
 

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Sequence
 
+from engine.audit import Violation
 from engine.bridge import EngineBridge
 from engine.core import EngineCore
-from engine.serving import load_core, make_hello
+from engine.serving import audit_found, flush_cache, load_core, make_hello
 from prefill_worker.peers import DecodePeers
 from prefill_worker.requests import Doors, PrefillRequests
 from protocol.config import PrefillSettings
 from protocol.errors import ConfigError
 from protocol.ids import new_epoch
-from protocol.messages import Cancel, Drain, Heartbeat, Hello, Prefill
+from protocol.messages import Cancel, Drain, FlushCache, Heartbeat, Hello, Prefill
 from protocol.sockets import HEARTBEAT_S, Hub, Link
 from protocol.worker_link import Order, WorkerLink
 from protocol.worker_process import Departure, local_address_towards, serve
@@ -81,7 +83,7 @@ class PrefillWorker:
             await self.bridge.stop()
 
     def _build(self) -> None:
-        self.bridge = EngineBridge(self.core, lambda events: self.requests.on_engine_events(events))
+        self.bridge = EngineBridge(self.core, lambda events: self.requests.on_engine_events(events), self._on_violations)
         self._peers = DecodePeers(
             self._hub,
             self._transport,
@@ -120,6 +122,8 @@ class PrefillWorker:
                 self.requests.on_prefill(order)
             case Cancel():
                 self.requests.on_cancel(order.key)
+            case FlushCache():
+                self.bridge.ask(lambda core: flush_cache(core, order, self.epoch), lambda told: self._link.send(told.result()))
             case Drain():
                 self.departure.ask()
             case _:
@@ -129,6 +133,10 @@ class PrefillWorker:
         while True:
             self.requests.tick(time.monotonic())
             await asyncio.sleep(TICK_S)
+
+    def _on_violations(self, found: Sequence[Violation]) -> None:
+        for violation in found:
+            self._link.send(audit_found(violation, self.epoch))
 
     def _heartbeat(self) -> Heartbeat:
         counters = self.bridge.counters | dict(self.requests.counts)

@@ -82,6 +82,8 @@ class RouterSettings(Settings):
     """Decode workers without which /ready says no."""
     local_prefill_tokens: Annotated[int, Field(ge=0)] = 0
     """Prompts up to this length are prefilled by the decode worker itself."""
+    local_tail_tokens: Annotated[int, Field(ge=0)] = 64
+    """A prompt of which the decode worker's cache lacks no more than so many tokens is completed by the decode worker itself."""
     drain_timeout_s: Seconds = 30.0
     """At shutdown: how long running requests may go on."""
 
@@ -120,6 +122,26 @@ class WorkerSettings(Settings):
     """Token budget of one step."""
     max_prefill_chunk: Positive = 256
     """Longest chunk of one prompt in one step."""
+    prefill_token_budget: Positive | None = None
+    """Most prompt tokens of a step in which others decode. Default: no bound but step_tokens."""
+    prefix_cache: bool = True
+    """Keep computed and fetched prefixes for later requests that begin alike."""
+    snapshot_tokens: Positive = 256
+    """Grid of the cache: chunks prefer to end on its multiples, and states are kept there."""
+    snapshot_slots: Annotated[int, Field(ge=0)] | None = None
+    """Most states that the cache keeps. Default: 8 for each of max_running, within snapshot_bytes."""
+    snapshot_bytes: Positive = 1 << 30
+    """Bound for the default snapshot_slots only."""
+    chunk_policy: Literal["soft", "strict"] = "soft"
+    """strict: only a prompt's last chunk may end off the grid; a chunk that can't reach it waits."""
+    backoff_tokens: Annotated[int, Field(ge=0)] = 0
+    """The last kept state of a prompt lies so many tokens before its last grid position."""
+    snapshot_dir: Path | None = None
+    """Directory for what the prefix cache has no room for; it comes back from there, after a restart too. Default: none."""
+    snapshot_dir_bytes: Annotated[int, Field(ge=0)] = 8 << 30
+    """Most bytes of files in snapshot_dir."""
+    audit_sample: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the prefix cache's hits that are computed again in the background and compared, for instance 0.01."""
     max_model_len: Annotated[int, Field(ge=2)] | None = None
     """Bound for prompt and output together. Default: the checkpoint's."""
     kernels: Literal["auto", "native", "torch", "reference"] = "auto"
@@ -168,6 +190,8 @@ class UpSettings(Settings):
     control: Address | None = None
     """None: a free port of 127.0.0.1."""
     served_model_name: str | None = None
+    prefix_cache: bool = True
+    """Of all workers."""
     threads: Positive | None = None
     """Per worker; None: the cores divided by the workers."""
 
@@ -189,6 +213,16 @@ ENGINE_KEYS = (
     "max_running",
     "step_tokens",
     "max_prefill_chunk",
+    "prefill_token_budget",
+    "prefix_cache",
+    "snapshot_tokens",
+    "snapshot_dir",
+    "snapshot_dir_bytes",
+    "audit_sample",
+    "snapshot_slots",
+    "snapshot_bytes",
+    "chunk_policy",
+    "backoff_tokens",
     "max_model_len",
     "tail_padding",
     "kernels",

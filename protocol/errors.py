@@ -77,7 +77,11 @@ class LeaseEnded(TransferError):
 
 
 class StateAuditError(BatonError):
-    pass
+    """``slot`` was to be used as h(``claimed``), for ``purpose``; its tag is ``held``."""
+
+    def __init__(self, purpose: str, slot: int, claimed: int, held: int | None) -> None:
+        super().__init__(f"{purpose}: slot {slot} is claimed to hold h({claimed}) but its tag is {held}")
+        self.purpose, self.slot, self.claimed, self.held = purpose, slot, claimed, held
 
 
 class LogitsError(BatonError):

@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from protocol.ids import Epoch, RequestId, RequestKey
 from protocol.sampling import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+MAX_DETAIL, MAX_STORY = 1024, 8192
+"""Characters of what an audit tells."""
 
 Role = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length"]
@@ -75,6 +77,8 @@ class Capacity(Part):
     max_running: int
     speculation: int
     """K; 0 on prefill workers."""
+    prefix_cache: bool = False
+    """It keeps what it has computed or fetched for later requests that begin alike."""
 
 
 class Load(Part):
@@ -85,6 +89,7 @@ class Load(Part):
     waiting_tokens: int = 0
     """Prompt tokens admitted but not yet computed."""
     free_blocks: int = 0
+    """Those that the prefix cache would give up included, here and below."""
     free_slots: int = 0
     held_for_peers: int = 0
     """Sealed hand-offs under lease (P) or reservations awaiting a hand-off (D)."""
@@ -102,6 +107,15 @@ class Timing(Part):
     decode_wait_s: float = 0.0
     """Committed on D to first token."""
     transfer_bytes: int = 0
+
+
+class CacheUse(Part):
+    """What the prefix cache may do for a request."""
+
+    enabled: bool = True
+    """False: nothing is looked up for it and nothing of it is kept."""
+    salt: str | None = None
+    """Only requests with the same salt share anything."""
 
 
 class TokenLogprob(Part):
@@ -155,6 +169,8 @@ class Paired(Message):
 
 class Admitted(RequestMessage):
     type: Literal["admitted"] = "admitted"
+    needs_prefill: bool
+    """P is to compute [0, N-1). False: D has it already, or computes what it lacks by itself."""
 
 
 class Refused(RequestMessage):
@@ -175,13 +191,14 @@ class Tokens(RequestMessage):
     logprobs: tuple[TokenLogprob, ...] | None = None
     timing: Timing | None = None
     """With the first tokens only."""
+    cached_tokens: int | None = None
+    """With the first tokens only: so many of the prompt's tokens nobody computed for this attempt."""
 
 
 class Finished(RequestMessage):
     type: Literal["finished"] = "finished"
     reason: FinishReason
     stop_token_id: int | None = None
-    cached_tokens: int = 0
     steps: int = 0
     accepted_drafts: int = 0
     proposed_drafts: int = 0
@@ -204,6 +221,35 @@ class PrefillDone(RequestMessage):
     timing: Timing
 
 
+class CacheFlushed(Message):
+    """The answer to FlushCache. What running requests and hand-offs use stays until they end, and is nobody's afterwards."""
+
+    type: Literal["cache_flushed"] = "cache_flushed"
+    number: int
+    freed_blocks: int
+    freed_snapshots: int
+    kept_blocks: int
+    kept_snapshots: int
+
+
+class AuditFound(Message):
+    """A state that was claimed to be another one than it is. Told once, when it was found."""
+
+    type: Literal["audit_found"] = "audit_found"
+    purpose: Annotated[str, Field(max_length=64)]
+    """What the state was to be used for."""
+    request_id: RequestId
+    step: int
+    """The worker's count."""
+    claimed: int
+    """Position."""
+    held: int | None
+    """The position that the state truly holds, when that is known."""
+    detail: Annotated[str, Field(max_length=MAX_DETAIL)] = ""
+    story: Annotated[str, Field(max_length=MAX_STORY)] = ""
+    """The request's last events."""
+
+
 class Goodbye(Message):
     """The worker leaves in good order: drained, nothing held."""
 
@@ -211,7 +257,19 @@ class Goodbye(Message):
 
 
 WorkerToRouter = Annotated[
-    Hello | Heartbeat | Paired | Admitted | Refused | Tokens | Finished | Failed | Cancelled | PrefillDone | Goodbye,
+    Hello
+    | Heartbeat
+    | Paired
+    | Admitted
+    | Refused
+    | Tokens
+    | Finished
+    | Failed
+    | Cancelled
+    | PrefillDone
+    | CacheFlushed
+    | AuditFound
+    | Goodbye,
     Field(discriminator="type"),
 ]
 
@@ -246,6 +304,9 @@ class Admit(RequestMessage):
     """The whole prompt, [0, N)."""
     sampling: SamplingParams
     prefill: PrefillPlace | None = None
+    local_tokens: int = 0
+    """When D holds [0, N-1) but for so many tokens or fewer, it computes them itself and P isn't asked."""
+    cache: CacheUse = CacheUse()
 
 
 class Prefill(RequestMessage):
@@ -255,10 +316,20 @@ class Prefill(RequestMessage):
     token_ids: tuple[int, ...]
     """[0, N-1), at least one token."""
     decode_epoch: Epoch
+    cache: CacheUse = CacheUse()
 
 
 class Cancel(RequestMessage):
     type: Literal["cancel"] = "cancel"
+    keep: bool = False
+    """Only the router found the end of the answer: what is computed may stay in the cache, a next turn may want it."""
+
+
+class FlushCache(Message):
+    """Forget all cached prefixes. Answered by CacheFlushed with the same number."""
+
+    type: Literal["flush_cache"] = "flush_cache"
+    number: int
 
 
 class Drain(Message):
@@ -271,7 +342,9 @@ class HelloAgain(Message):
     type: Literal["hello_again"] = "hello_again"
 
 
-RouterToWorker = Annotated[Welcome | Unwelcome | Peers | Admit | Prefill | Cancel | Drain | HelloAgain, Field(discriminator="type")]
+RouterToWorker = Annotated[
+    Welcome | Unwelcome | Peers | Admit | Prefill | Cancel | FlushCache | Drain | HelloAgain, Field(discriminator="type")
+]
 
 # ---- D -> P ----------------------------------------------------------------------------------------------------------
 
@@ -289,7 +362,7 @@ class Fetch(RequestMessage):
 
     type: Literal["fetch"] = "fetch"
     have_blocks: int = 0
-    """D already holds the first so many blocks; h always travels."""
+    """D already holds the first so many blocks; h(N-1) always travels."""
 
 
 class Copy(Part):
@@ -372,6 +445,8 @@ class Manifest(RequestMessage):
     slot_checksum: int | None
     lease_s: float
     timing: Timing
+    cached_tokens: int
+    """So many of the N-1 tokens P didn't have to compute."""
 
 
 class HandoffFailed(RequestMessage):

@@ -18,6 +18,7 @@ from protocol.messages import (
     Admit,
     Cancel,
     Drain,
+    FlushCache,
     Goodbye,
     Heartbeat,
     Hello,
@@ -38,7 +39,7 @@ GOODBYE_MS = 500
 MAX_BATCH = 64
 """Messages that travel together at most."""
 
-Order = Peers | Admit | Prefill | Cancel | Drain
+Order = Peers | Admit | Prefill | Cancel | FlushCache | Drain
 """What the router may want of a worker once it knows it."""
 
 log = logging.getLogger("baton.link")

@@ -91,7 +91,9 @@ class _Answer:
     def _event(self, sequence: Sequence, choice: str) -> str:
         tail = self._tail
         if self._options.continuous_usage:
-            usage = Usage(prompt_tokens=len(sequence.prompt.token_ids), completion_tokens=sequence.num_tokens)
+            usage = Usage(
+                prompt_tokens=len(sequence.prompt.token_ids), completion_tokens=sequence.num_tokens, cached_tokens=sequence.cached_tokens
+            )
             tail = f', "usage": {json.dumps(usage.as_dict())}}}\n\n'
         return f'{self._head}"choices": [{choice}]{tail}'
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.bodies import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from router.control import Control
 from router.errors import ApiError
 from router.front import Front
 from router.json_text import JsonAnswer
@@ -25,7 +26,7 @@ _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 log = logging.getLogger("baton.http")
 
 
-def build_app(front: Front, status: Status) -> ASGIApp:
+def build_app(front: Front, status: Status, control: Control) -> ASGIApp:
     app = FastAPI(title="Baton", version=VERSION, docs_url=None, redoc_url=None)
     for path, endpoint, body in (
         ("/v1/completions", front.completions, CompletionBody),
@@ -43,8 +44,10 @@ def build_app(front: Front, status: Status) -> ASGIApp:
         ("/server_info", status.server_info),
         ("/version", status.version),
         ("/metrics", status.metrics_page),
+        ("/audit", control.audit),
     ):
         app.add_api_route(path, getter, methods=["GET"], response_model=None)
+    app.add_api_route("/flush_cache", control.flush_cache, methods=["POST"], response_model=None)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)

@@ -15,6 +15,7 @@ from router.json_text import shown
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
+MAX_SALT_LENGTH = 256
 
 
 class Part(BaseModel):
@@ -74,6 +75,10 @@ class GenerationBody(Body):
     return_tokens_as_token_ids: bool | None = None
     return_timings: bool | None = None
     add_special_tokens: bool | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_LENGTH)
+    """Only requests with the same one share cached prefixes."""
+    cache_prompt: bool | None = None
+    """False: this request neither uses cached prefixes nor leaves any."""
 
 
 class CompletionBody(GenerationBody):

@@ -17,6 +17,8 @@ from protocol.ids import RequestId
 from protocol.messages import (
     Admit,
     Admitted,
+    AuditFound,
+    CacheFlushed,
     Cancel,
     Cancelled,
     Failed,
@@ -29,6 +31,7 @@ from protocol.messages import (
     Tokens,
     WorkerToRouter,
 )
+from router.audit import AuditBook
 from router.events import (
     ClientGone,
     DeadlinePassed,
@@ -42,12 +45,14 @@ from router.events import (
     SendAdmit,
     SendCancel,
     SendPrefill,
+    SparePrefill,
     StopMatched,
     Undelivered,
     Unpair,
     WorkerLost,
 )
 from router.events import Command as LifeCommand
+from router.flush import CacheFlushes, Flushed
 from router.lifecycle import RequestLife, State
 from router.membership import LEFT, Membership, Transport
 from router.metrics import Metrics
@@ -76,15 +81,19 @@ class Cluster:
         queue_limit: int,
         request_timeout_s: float,
         local_prefill_tokens: int,
+        local_tail_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.table = table
         self.members = Membership(table, transport, metrics, clock=clock, on_lost=self._on_lost, on_room=self._place_soon)
         self.epoch = self.members.epoch
+        self.audit = AuditBook()
+        self._flushes = CacheFlushes(self.members)
         self._metrics = metrics
         self._queue_limit = queue_limit
         self._request_timeout_s = request_timeout_s
         self._local_prefill_tokens = local_prefill_tokens
+        self._local_tail_tokens = local_tail_tokens
         self._clock = clock
         self._requests: dict[RequestId, Request] = {}
         """In order of arrival, so in order of deadline too."""
@@ -161,6 +170,7 @@ class Cluster:
             local=len(order.token_ids) <= max(1, self._local_prefill_tokens),
             tried=request.tried,
             refused_pairs=request.refused_pairs,
+            held={worker.epoch: worker.held.num_tokens(order.chain) for worker in self.table} if order.chain else {},
         )
         choice = place(views.prefills, views.decodes, needs)
         if not isinstance(choice, NoPlace):
@@ -242,11 +252,17 @@ class Cluster:
                 self._send_admit(request, command)
             case SendPrefill():
                 self._send_prefill(request, command)
+            case SparePrefill():
+                spared = self.table.get(command.epoch)
+                if spared is not None:
+                    spared.requests.pop(request.order.request_id, None)
             case SendCancel():
                 worker = self.table.get(command.to)
                 if worker is not None:
                     key = request.life
-                    self.members.send(worker, Cancel(epoch=self.epoch, request_id=key.request_id, generation=key.generation))
+                    self.members.send(
+                        worker, Cancel(epoch=self.epoch, request_id=key.request_id, generation=key.generation, keep=command.keep)
+                    )
             case Unpair():
                 self._unpair(request, command)
             case Requeue():
@@ -260,6 +276,9 @@ class Cluster:
             now = request.first_token_at = self._clock()
             request.timing = message.timing
             self._metrics.observe_first_token(now - request.arrived_at, request.admitted_at - request.arrived_at, message.timing)
+        if message.index == 0:
+            self._metrics.cached_tokens += message.cached_tokens or 0
+            request.sink.on_begin(message.cached_tokens or 0)
         self._metrics.generation_tokens += len(message.token_ids)
         try:
             matched = request.sink.on_tokens(message.token_ids, message.logprobs)
@@ -277,7 +296,7 @@ class Cluster:
         worker.requests[order.request_id] = order.num_tokens
         prefill = self.table.get(command.prefill.epoch) if command.prefill else None
         if prefill is not None:
-            prefill.requests[order.request_id] = len(order.token_ids)
+            prefill.requests[order.request_id] = max(0, len(order.token_ids) - prefill.held.num_tokens(order.chain))
         admit = Admit(
             epoch=self.epoch,
             request_id=order.request_id,
@@ -285,6 +304,8 @@ class Cluster:
             token_ids=order.token_ids,
             sampling=order.sampling,
             prefill=command.prefill,
+            local_tokens=self._local_tail_tokens,
+            cache=order.cache,
         )
         if not self.members.send(worker, admit):
             self._tell(request, Undelivered(worker.epoch))
@@ -299,7 +320,9 @@ class Cluster:
             generation=request.life.generation,
             token_ids=order.token_ids[:-1],
             decode_epoch=command.decode,
+            cache=order.cache,
         )
+        worker.held.note(order.chain)
         self.members.send(worker, prefill)
 
     def _unpair(self, request: Request, command: Unpair) -> None:
@@ -355,7 +378,6 @@ class Cluster:
         if ending.finished is not None:
             metrics.proposed_drafts += ending.finished.proposed_drafts
             metrics.accepted_drafts += ending.finished.accepted_drafts
-            metrics.cached_tokens += ending.finished.cached_tokens
         if ending.kind == "finished":
             now = self._clock()
             total_s = now - request.arrived_at
@@ -377,6 +399,10 @@ class Cluster:
             self._drop("foreign", f"{message.type} of {message.epoch} came from {identity!r}")
         elif isinstance(message, RequestMessage):
             self._on_request_message(message)
+        elif isinstance(message, CacheFlushed):
+            self._flushes.on_flushed(message)
+        elif isinstance(message, AuditFound):
+            self._note_audit(message)
         else:
             self.members.on_message(message)
 
@@ -389,6 +415,7 @@ class Cluster:
             if not request.admitted_at:  # else it was sent back since
                 self._metrics.prompt_tokens += len(request.order.token_ids)
             request.admitted_at = self._clock()
+            self._note_admitted(request, message)
         elif isinstance(message, PrefillDone):
             self._note_prefill_done(message)
         if self._stopping and isinstance(message, Cancelled):  # whoever stops us stops the workers too
@@ -396,10 +423,20 @@ class Cluster:
         else:
             self._tell(request, message)
 
+    def _note_admitted(self, request: Request, message: Admitted) -> None:
+        worker = self.table.get(message.epoch)
+        if worker is not None:
+            worker.held.note(request.order.chain)
+
     def _note_prefill_done(self, message: PrefillDone) -> None:
         worker = self.table.get(message.epoch)
         if worker is not None and message.request_id in worker.requests:
             worker.requests[message.request_id] = 0
+
+    def _note_audit(self, message: AuditFound) -> None:
+        worker = self.table.get(message.epoch)
+        if worker is not None:
+            self.audit.note(worker, message)
 
     def _drop(self, why: str, what: str) -> None:
         self._metrics.dropped[why] += 1
@@ -423,7 +460,14 @@ class Cluster:
             if request is not None:  # one that ended may have taken others along
                 leaving = self._stopping and reason == LEFT  # as in _on_request_message
                 self._tell(request, GivenUp("stopping", STOPPING) if leaving else WorkerLost(worker.epoch, reason))
+        self._flushes.on_lost(worker)
         self._place_soon()
+
+    # ---- caches
+
+    async def flush_caches(self) -> Flushed:
+        """Of all workers. What is in use now is kept until it isn't."""
+        return await self._flushes.flush(list(self.table))
 
     # ---- what it looks like from outside
 

@@ -101,8 +101,17 @@ class SendPrefill:
 
 
 @dataclass(frozen=True, slots=True)
+class SparePrefill:
+    """P isn't needed for this placement: D has the prompt, or computes what it lacks. P was asked for nothing."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class SendCancel:
     to: Epoch
+    keep: bool = False
+    """The answer is whole: D may keep what it has computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,4 +155,4 @@ class End:
     ending: Ending
 
 
-Command = SendAdmit | SendPrefill | SendCancel | Unpair | Requeue | Deliver | End
+Command = SendAdmit | SendPrefill | SparePrefill | SendCancel | Unpair | Requeue | Deliver | End

@@ -27,7 +27,8 @@ from router.generation import Generation
 from router.json_text import JsonAnswer, NotUnicode, parse_json, shown
 from router.logprobs import as_token_ids
 from router.model_files import ModelFiles
-from router.parameters import TextRules, nth, sampling_params
+from router.parameters import TextRules, cache_use, nth, sampling_params
+from router.prefixes import chain_of
 from router.prompts import Prompt, chat_prompt, check_token_ids, completion_prompts, tokenize_text
 from router.request import Order
 from router.sequence import Sequence
@@ -150,11 +151,13 @@ class Front:
         """The n choices of one prompt."""
         sampling = sampling_params(body, prompt, self.files, self.max_model_len)
         rules = TextRules.of(body, sampling, self.files.eos_token_ids)
+        cache = cache_use(body)
+        chain = chain_of(prompt.token_ids, cache)
         orders = []
         for choice in range(n):
             detokenizer = self.files.tokenizer.detokenizer(prompt.token_ids, skip_special_tokens=rules.skip_special_tokens)
             sequence = Sequence(first + choice, prompt, rules, detokenizer, generation)
-            order = Order(RequestId(f"{stem}-{choice}"), prompt.token_ids, nth(sampling, choice))
+            order = Order(RequestId(f"{stem}-{choice}"), prompt.token_ids, nth(sampling, choice), cache, chain)
             orders.append((order, sequence))
         return orders
 

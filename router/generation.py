@@ -45,7 +45,7 @@ class Generation(Response):
         self._wake = asyncio.Event()
         self._num_tokens = 0
         self._cached_tokens: dict[int, int] = {}
-        """By prompt: the choices of one prompt have it in common."""
+        """By prompt: the choices of one prompt have it in common, and what one of them computed wasn't cached."""
         self._left = False
         self.status_code = 200
         self.background = None
@@ -68,7 +68,7 @@ class Generation(Response):
         self._running.discard(sequence.index)
         self._num_tokens += sequence.num_tokens
         prompt = id(sequence.prompt)
-        self._cached_tokens[prompt] = max(finish.cached_tokens, self._cached_tokens.get(prompt, 0))
+        self._cached_tokens[prompt] = min(sequence.cached_tokens, self._cached_tokens.get(prompt, sequence.cached_tokens))
         if self._stream:
             self._put(self._answer.last_chunk(sequence, delta, finish))
         else:

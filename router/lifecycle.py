@@ -44,6 +44,7 @@ from router.events import (
     SendAdmit,
     SendCancel,
     SendPrefill,
+    SparePrefill,
     StopMatched,
     Undelivered,
     Unpair,
@@ -101,7 +102,12 @@ class RequestLife(Lifecycle[State, Event, Command]):
             return self._broken(f"the {self._role(event.epoch)} worker admitted a request that it wasn't asked to decode")
         self.state = State.FILLING
         assert self.decode is not None
-        return [SendPrefill(self.prefill.epoch, self.decode)] if self.prefill else []
+        if self.prefill is None:
+            return self._broken("nobody was to prefill, and D says that somebody must") if event.needs_prefill else []
+        if event.needs_prefill:
+            return [SendPrefill(self.prefill.epoch, self.decode)]
+        spared, self.prefill = self.prefill.epoch, None
+        return [SparePrefill(spared)]
 
     def _refused(self, event: Refused) -> list[Command]:
         asked = "decode" if self.state is State.ADMITTING else "prefill"
@@ -173,7 +179,8 @@ class RequestLife(Lifecycle[State, Event, Command]):
         return self._fail("deadline", f"not finished in time, while {self.state.name.lower()}")
 
     def _stop_matched(self, event: StopMatched) -> list[Command]:
-        return [*self._cancel_legs(), *self._end(Ending("finished", reason="stop"))]
+        assert self.decode is not None
+        return [SendCancel(self.decode, keep=True), *self._end(Ending("finished", reason="stop"))]
 
     def _given_up(self, event: GivenUp) -> list[Command]:
         return self._fail(event.code, event.message)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protocol.messages import Timing
+from protocol.messages import Load, Timing
 from router.workers import Worker
 
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -94,7 +94,7 @@ class Metrics(Collector):
         for name, text, value in (
             ("baton_prompt_tokens", "Prompt tokens of admitted requests", self.prompt_tokens),
             ("baton_generation_tokens", "Tokens received from decode workers", self.generation_tokens),
-            ("baton_cached_tokens", "Prompt tokens that came from a prefix cache", self.cached_tokens),
+            ("baton_cached_tokens", "Prompt tokens that nobody computed, because a prefix cache held them", self.cached_tokens),
             ("baton_transfer_bytes", "Bytes of hand-offs", self.transfer_bytes),
         ):
             yield CounterMetricFamily(name, text, value=value)
@@ -109,23 +109,21 @@ class Metrics(Collector):
             for state in ("ready", "draining"):
                 workers.add_metric([role, state], counts[role, state])
         yield workers
-        for name in ("waiting", "running", "waiting_tokens", "free_blocks", "free_slots", "held_for_peers"):
+        for name in Load.model_fields:
             gauge = GaugeMetricFamily(f"baton_worker_{name}", "As the worker said in its last heartbeat", labels=["worker", "role"])
             for worker in present:
                 gauge.add_metric([worker.worker_id, worker.hello.role], getattr(worker.load, name))
             yield gauge
 
     def _worker_counters(self, taken: set[str]) -> Iterator[Metric]:
-        """Under the workers' own names, with the worker as label."""
-        families: dict[str, CounterMetricFamily] = {}
+        """Under the workers' own names, with the worker as label. What isn't called a total is a gauge."""
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for worker in self.workers():
             for key, value in list(worker.counters.items())[:MAX_WORKER_COUNTERS]:
                 if not _NAME.fullmatch(key):
                     continue
                 name = _worker_metric_name(key, taken)
-                family = families.setdefault(
-                    name, CounterMetricFamily(name, "Counted by the worker since it started", labels=["worker", "role"])
-                )
+                family = families.setdefault(name, _worker_family(name, is_total=key.endswith("_total")))
                 family.add_metric([worker.worker_id, worker.hello.role], value)
         yield from families.values()
 
@@ -147,6 +145,12 @@ def _worker_metric_name(key: str, taken: set[str]) -> str:
     """A worker's count never shadows one of the router's."""
     name = f"baton_{key.removeprefix('baton_').removesuffix('_total')}"
     return f"baton_worker_{name.removeprefix('baton_')}" if name in taken else name
+
+
+def _worker_family(name: str, *, is_total: bool) -> CounterMetricFamily | GaugeMetricFamily:
+    if is_total:
+        return CounterMetricFamily(name, "Counted by the worker since it started", labels=["worker", "role"])
+    return GaugeMetricFamily(name, "As the worker said in its last heartbeat", labels=["worker", "role"])
 
 
 def _labelled(name: str, text: str, label: str, counts: dict[str, int]) -> CounterMetricFamily:

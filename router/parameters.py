@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from protocol.messages import CacheUse
 from protocol.sampling import SamplingParams
 from router.bodies import ChatBody, CompletionBody, GenerationBody, stop_strings
 from router.errors import from_validation, invalid
@@ -68,6 +69,10 @@ def sampling_params(body: CompletionBody | ChatBody, prompt: Prompt, files: Mode
     if sampling.min_tokens and len(ending_ids(sampling, files.eos_token_ids)) >= files.vocab_size:
         raise invalid("stop_token_ids", "stop_token_ids: every token would end the sequence, so min_tokens leaves none to choose")
     return sampling
+
+
+def cache_use(body: GenerationBody) -> CacheUse:
+    return CacheUse(enabled=body.cache_prompt is not False, salt=body.cache_salt)
 
 
 def ending_ids(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from protocol.ids import Epoch
+
+SLACK = 0.25
+"""A decode worker that holds more of the prompt may be fuller than the emptiest one, by this share of its rows and no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +18,7 @@ class PrefillView:
     epoch: Epoch
     draining: bool
     booked_tokens: int
-    """Prompt tokens that the router gave it and that aren't sealed yet."""
+    """Prompt tokens that it has to compute for the router and hasn't sealed yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ class Needs:
     """Decode workers that answered Busy."""
     refused_pairs: frozenset[tuple[Epoch, Epoch]] = frozenset()
     """Decode and prefill workers that weren't paired after all when this request was theirs."""
+    held: Mapping[Epoch, int] = field(default_factory=dict)
+    """Tokens of the prompt that these workers are likely to hold in their caches; the others hold none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,9 @@ class NoPlace:
 
 
 def place(prefills: Collection[PrefillView], decodes: Collection[DecodeView], needs: Needs) -> Place | NoPlace:
-    """The least loaded decode worker that has room, those first that can fetch from a prefill worker; then the least loaded of these."""
+    """A decode worker that has room, those first that can fetch from a prefill worker: of those that are about as empty as the emptiest,
+    the one that holds most of the prompt. Then the prefill worker that has least to compute, this prompt's rest included.
+    """
     able = [view for view in decodes if not view.draining and view.max_tokens >= needs.max_tokens]
     if not able:
         return NoPlace("nobody", _why_nobody(decodes, needs))
@@ -74,8 +81,8 @@ def place(prefills: Collection[PrefillView], decodes: Collection[DecodeView], ne
     if not free:
         return NoPlace("full", f"all {len(able)} decode workers are full")
     usable = [] if needs.local else [view for view in prefills if not view.draining]
-    decode = min(free, key=lambda view: (not _partners(view, usable, needs), *_load(view)))
-    prefill = min(_partners(decode, usable, needs), key=lambda view: (view.booked_tokens, view.worker_id), default=None)
+    decode = _fullest_of_the_empty([view for view in free if _partners(view, usable, needs)] or free, needs)
+    prefill = min(_partners(decode, usable, needs), key=lambda view: (_work(view, needs), view.worker_id), default=None)
     return Place(decode.epoch, prefill.epoch if prefill else None)
 
 
@@ -95,8 +102,18 @@ def _fits(view: DecodeView, needs: Needs) -> bool:
     return view.refused_tokens is None or needs.max_tokens < view.refused_tokens
 
 
+def _fullest_of_the_empty(views: Collection[DecodeView], needs: Needs) -> DecodeView:
+    bound = min(_load(view)[0] for view in views) + SLACK
+    return min((view for view in views if _load(view)[0] <= bound), key=lambda view: (-needs.held.get(view.epoch, 0), *_load(view)))
+
+
 def _load(view: DecodeView) -> tuple[float, int, str]:
     return view.num_running / view.max_running, view.booked_tokens, view.worker_id
+
+
+def _work(view: PrefillView, needs: Needs) -> int:
+    """Tokens to compute until this prompt is sealed."""
+    return view.booked_tokens + needs.num_prompt_tokens - needs.held.get(view.epoch, 0)
 
 
 def _why_nobody(decodes: Collection[DecodeView], needs: Needs) -> str:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.ids import Epoch, RequestId
-from protocol.messages import Finished, Timing, TokenLogprob
+from protocol.messages import CacheUse, Finished, Timing, TokenLogprob
 from protocol.sampling import SamplingParams
 from router.events import Ending
 from router.lifecycle import RequestLife
+from router.prefixes import Chain
 from router.timings import Timings
 
 
 class Sink(Protocol):
     """Where one sequence's results go."""
+
+    def on_begin(self, cached_tokens: int) -> None:
+        """Tokens follow; so many of the prompt's nobody had to compute. Again, if the request is placed anew afterwards."""
+        ...
 
     def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> bool:
         """True: a stop string matched, the sequence is over."""
@@ -30,6 +35,9 @@ class Order:
     request_id: RequestId
     token_ids: tuple[int, ...]
     sampling: SamplingParams
+    cache: CacheUse = field(default_factory=CacheUse)
+    chain: Chain = ()
+    """Of the prompt, for finding workers that hold its beginning."""
 
     @property
     def num_tokens(self) -> int:

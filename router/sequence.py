@@ -39,7 +39,6 @@ class Finish:
     reason: str
     stop: str | int | None
     """The stop string or token that ended it."""
-    cached_tokens: int
     timings: Timings | None = None
 
 
@@ -63,6 +62,8 @@ class Sequence:
     detokenizer: Detokenizer
     listener: Listener
     num_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt: nobody computed them for this sequence."""
     _stops: StopStrings | None = field(init=False)
     _text_length: int = 0
     """Of all text that the tokens gave, shown or held."""
@@ -72,6 +73,9 @@ class Sequence:
         self._stops = StopStrings(self.rules.stops, include=self.rules.include_stop) if self.rules.stops else None
 
     # ---- the sink
+
+    def on_begin(self, cached_tokens: int) -> None:
+        self.cached_tokens = cached_tokens
 
     def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> bool:
         plain = self._stops is None and logprobs is None
@@ -94,7 +98,7 @@ class Sequence:
         if stop is None and finished is not None:
             stop = finished.stop_token_id
         reason = "stop" if self._stops and self._stops.matched else ending.reason
-        self.listener.on_finish(self, delta, Finish(reason, stop, finished.cached_tokens if finished else 0, ending.timings))
+        self.listener.on_finish(self, delta, Finish(reason, stop, ending.timings))
 
     # ---- tokens to text
 

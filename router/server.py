@@ -18,6 +18,7 @@ from protocol.config import RouterSettings
 from protocol.errors import ConfigError
 from router.app import build_app
 from router.cluster import WATCH_S, Cluster
+from router.control import Control
 from router.front import Front
 from router.http_protocol import bounded_http
 from router.hub import Hub
@@ -56,11 +57,11 @@ class Router:
             queue_limit=settings.queue_limit,
             request_timeout_s=settings.request_timeout_s,
             local_prefill_tokens=settings.local_prefill_tokens,
+            local_tail_tokens=settings.local_tail_tokens,
         )
         front = Front(self.files, self.cluster)
-        self._server = _Server(
-            self.cluster, build_app(front, Status(settings, self.files, self.cluster, metrics, time.monotonic())), settings
-        )
+        status = Status(settings, self.files, self.cluster, metrics, time.monotonic())
+        self._server = _Server(self.cluster, build_app(front, status, Control(self.cluster)), settings)
 
     @property
     def url(self) -> str:

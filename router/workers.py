@@ -10,6 +10,7 @@ from protocol.config import check_address
 from protocol.ids import Epoch, RequestId
 from protocol.messages import PROTOCOL_VERSION, Fingerprint, Heartbeat, Hello, Load, Paired, PrefillPlace
 from router.placement import DecodeView, PrefillView
+from router.prefixes import HeldPrefixes
 
 UNREACHABLE = float("-inf")
 """When a worker was heard whose connection is gone."""
@@ -36,13 +37,19 @@ class Worker:
     draining: bool = False
     counters: dict[str, float] = field(default_factory=dict)
     requests: dict[RequestId, int] = field(default_factory=dict)
-    """What is placed here, with its size: D prompt and output tokens, P prompt tokens, 0 once sealed."""
+    """What is placed here, with its size: D prompt and output tokens, P prompt tokens to be computed, 0 once sealed."""
     refused_tokens: int | None = None
     """D: the smallest size that it had no room for since something ended there."""
     paired: set[Epoch] = field(default_factory=set)
     """D: the prefill workers that it can fetch from."""
     unpaired: dict[Epoch, str] = field(default_factory=dict)
     """D: those that it can't, and why."""
+    held: HeldPrefixes = field(init=False)
+
+    def __post_init__(self) -> None:
+        capacity = self.hello.capacity
+        room = (capacity.kv_blocks - 1) * self.hello.fingerprint.block_tokens
+        self.held = HeldPrefixes(room if capacity.prefix_cache else 0)
 
     @property
     def epoch(self) -> Epoch:

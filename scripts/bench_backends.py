@@ -41,7 +41,7 @@ def main() -> None:
 def baton(model: Path, threads: int, max_model_len: int, options: dict[str, Any]) -> tuple[Generate, str]:
     from engine import Engine, SamplingParams
 
-    engine = Engine(model, threads=threads, max_model_len=max_model_len, max_running=MAX_BATCH, **options)
+    engine = Engine(model, threads=threads, max_model_len=max_model_len, max_running=MAX_BATCH, prefix_cache=False, **options)
 
     def generate(prompts: Sequence[Sequence[int]], new_tokens: int) -> Sequence[Sequence[int]]:
         params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)

@@ -88,7 +88,7 @@ class NoWorker:
 
     def _step(self, answer: Answer) -> list[bytes]:
         about = {"epoch": self.epoch, "request_id": answer.key.request_id, "generation": answer.key.generation}
-        messages: list[Message] = [Admitted.model_validate(about)] if answer.sent == 0 else []
+        messages: list[Message] = [Admitted.model_validate({**about, "needs_prefill": False})] if answer.sent == 0 else []
         tokens = (TOKEN_ID,) * min(self._step_tokens, answer.num_tokens - answer.sent)
         messages.append(Tokens.model_validate({**about, "index": answer.sent, "token_ids": tokens}))
         answer.sent += len(tokens)

@@ -53,7 +53,7 @@ async def main() -> None:
 
 
 async def _start(stack: AsyncExitStack, args: argparse.Namespace, prefill: int) -> str:
-    settings = UpSettings(model=args.model, port=free_port(), prefill=prefill, decode=1, threads=args.threads)
+    settings = UpSettings(model=args.model, port=free_port(), prefill=prefill, decode=1, threads=args.threads, prefix_cache=False)
     plan = plan_cluster(settings, None, {})
     cluster = await stack.enter_async_context(LocalCluster(plan.specs, plan.url, lambda name, line: None))
     await cluster.ready()

@@ -1,6 +1,6 @@
 """Write a Nemotron-H checkpoint of 127M random parameters, to measure speed with: Baton, vLLM and transformers all load it.
 
-Usage: python scripts/make_random_checkpoint.py DIRECTORY [--dtype float32|bfloat16] [--seed N]. Takes 0.5 GB in float32.
+Usage: python scripts/make_random_checkpoint.py DIRECTORY [--dtype float32|bfloat16] [--seed N] [--positions N]. Takes 0.5 GB in float32.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--positions", type=int, default=CONFIG["max_position_embeddings"], help="longest prompt and output together")
     arguments = parser.parse_args()
-    write_random_checkpoint(arguments.directory, CONFIG, arguments.dtype, arguments.seed)
+    config = CONFIG | {"max_position_embeddings": arguments.positions}
+    write_random_checkpoint(arguments.directory, config, arguments.dtype, arguments.seed)
     count = sum(prod(shape) for shape in model_parameters(parse_config(CONFIG)).values())
     print(f"{arguments.directory}: {count / 1e6:.1f}M parameters, {arguments.dtype}")
 

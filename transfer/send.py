@@ -67,6 +67,7 @@ class Sealed:
     block_checksums: tuple[int, ...]
     slot_checksum: int | None
     timing: Timing
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +276,7 @@ class HandoffSender(Lifecycle[SendState, object, Any]):
                 slot_checksum=sealed.slot_checksum,
                 lease_s=self.lease_s,
                 timing=sealed.timing,
+                cached_tokens=sealed.cached_tokens,
             )
         )
 

@@ -120,6 +120,15 @@ def test_up_speculates_where_the_checkpoint_can() -> None:
     assert decode[decode.index("--speculation") + 1] == "3"
 
 
+@pytest.mark.parametrize(
+    ("given", "flag"), [({"prefix_cache": False}, "--no-prefix-cache"), ({"prefix_cache": True}, "--prefix-cache"), ({}, "")]
+)
+def test_up_passes_the_prefix_cache_on_to_all_workers(given: dict[str, object], flag: str) -> None:
+    plan = plan_cluster(load_settings(UpSettings, "baton", {"port": free_port(), **given}, None, {}), None, {})
+    for spec in plan.specs:
+        assert [arg for arg in spec.args if "prefix-cache" in arg] == ([flag] if flag and spec.module != "router" else [])
+
+
 def test_a_binary_prompt_is_an_error_that_names_its_source(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_bytes(b"good\n\xff\xfe\n")

@@ -86,7 +86,7 @@ def test_impossible_settings_name_the_key(make_core: MakeCore, config: dict[str,
 
 def test_pools_get_room_for_all_that_may_run(make_core: MakeCore) -> None:
     core = make_core(kv_blocks=None, max_running=3, max_model_len=50, speculation=2, block_tokens=8)
-    assert (core.capacity.num_blocks, core.capacity.num_slots) == (3 * 7 + 1, 3 * 4 + 1)
+    assert (core.capacity.num_blocks, core.capacity.num_slots) == (3 * 7 + 1, 3 * 4 + 1 + 8 * 3)
 
 
 def test_a_model_without_mtp_serves_without_drafts(tmp_path: Any, make_core: MakeCore) -> None:
@@ -261,7 +261,7 @@ def test_speculation_gives_up_its_blocks_before_anyone_is_preempted(make_core: M
 
 def test_pages_of_a_cancelled_request_are_touched_no_more(make_core: MakeCore) -> None:
     """F30, A1: what is written into them after the cancel stays as it is, whatever the others do."""
-    core = make_core(speculation=3)
+    core = make_core(speculation=3, prefix_cache=False)
     drive = Drive(core)
     for n in (9, 10, 11):
         core.submit(request(n, prompt(n), max_tokens=20))
@@ -326,7 +326,7 @@ def test_nothing_to_do_is_no_work(make_core: MakeCore) -> None:
 
 def test_a_prompt_of_one_token_samples_at_once(make_core: MakeCore) -> None:
     """F16: no prior state, whatever the free pages hold; and max_tokens=1 asks for no draft."""
-    core = make_core(speculation=3, tail_padding="always")
+    core = make_core(speculation=3, tail_padding="always", prefix_cache=False)
     core.pools.slots.tensor.fill_(float("nan"))
     drive = Drive(core)
     core.submit(request("a", prompt(1), max_tokens=1))

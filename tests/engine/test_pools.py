@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.ledger import FreeRuns, Ledger
 from engine.models.dims import ModelDims
-from engine.pools import FreeRuns, Pools
+from engine.pools import Pools
 from protocol.errors import StateAuditError
 
 DIMS = ModelDims(
@@ -94,12 +95,49 @@ def test_integrity_names_lost_doubled_and_foreign_pages() -> None:
     made = pools()
     blocks, (slot,) = made.blocks.take(3), made.slots.take(1)
     made.check_integrity([blocks], [[slot]])
-    with pytest.raises(AssertionError, match=r"blocks \[1, 2, 3\] are lost"):
+    with pytest.raises(AssertionError, match=r"block 1 counts \(users, keeps\) \(1, 0\), but has \(0, 0\)"):
         made.check_integrity([], [[slot]])
-    with pytest.raises(AssertionError, match="block 3 is both owner 0 and owner 1"):
+    with pytest.raises(AssertionError, match=r"block 3 counts .* but has \(2, 0\)"):
         made.check_integrity([blocks, blocks[2:]], [[slot]])
-    with pytest.raises(AssertionError, match="slot 2 is both free and owner 0"):
+    with pytest.raises(AssertionError, match=r"slot 2 counts .* but has \(1, 0\)"):
         made.check_integrity([blocks], [[slot, 2]])
+    made.slots.share([slot])
+    with pytest.raises(AssertionError, match="a slot has two owners"):
+        made.check_integrity([blocks], [[slot], [slot]])
+    made.slots.give([slot])
     made.slots.tags[4] = 9
     with pytest.raises(AssertionError, match="slot 4 is nobody's but has tag 9"):
         made.check_integrity([blocks], [[slot]])
+
+
+@given(data=st.data())
+def test_pages_are_free_used_or_idle_and_idle_ones_are_available(data: st.DataObject) -> None:
+    """Random users and keeps of a ledger whose cache drops whatever is idle when pages are asked for."""
+    ledger = Ledger(8)
+    used: list[int] = []
+    kept: list[int] = []
+
+    def reclaim(count: int) -> None:
+        for page in [page for page in kept if page not in used]:
+            if count > 0:
+                kept.remove(page)
+                count -= ledger.drop(page)
+
+    ledger.reclaim = reclaim
+    for _ in range(data.draw(st.integers(0, 30))):
+        there = sorted({*used, *kept})
+        match data.draw(st.sampled_from(["take", "share", "give", "keep", "drop"])):
+            case "take":
+                used += ledger.take(data.draw(st.integers(0, ledger.num_available)))
+            case "share" if there:
+                used.append(data.draw(st.sampled_from(there)))
+                ledger.share(used[-1:])
+            case "keep" if there:
+                kept.append(data.draw(st.sampled_from(there)))
+                ledger.keep(kept[-1])
+            case "give" if used:
+                ledger.give([used.pop(data.draw(st.integers(0, len(used) - 1)))])
+            case "drop" if kept:
+                ledger.drop(kept.pop(data.draw(st.integers(0, len(kept) - 1))))
+        ledger.check("page", [used], kept)
+        assert ledger.num_available == 7 - len(set(used))

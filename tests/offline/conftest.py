@@ -49,7 +49,8 @@ def make_engine(checkpoint: Path) -> Iterator[MakeEngine]:
     engines: list[Engine] = []
 
     def make(path: Path | None = None, **settings: Any) -> Engine:
-        engine = Engine(path or checkpoint, **({"block_tokens": 4, "kv_blocks": 100, "kernels": "torch"} | settings))
+        defaults: dict[str, Any] = {"block_tokens": 4, "kv_blocks": 100, "kernels": "torch"}
+        engine = Engine(path or checkpoint, **(defaults | settings))
         engines.append(engine)
         return engine
 

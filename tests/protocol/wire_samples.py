@@ -44,6 +44,7 @@ SAMPLING = SamplingParams(
     ignore_eos=True,
     logprobs=2,
 )
+CACHE = m.CacheUse(enabled=False, salt="team-a")
 LOGPROB = m.TokenLogprob(token_id=9, logprob=-0.5, top=((9, -0.5), (4, -1.25)))
 
 FROM_WORKER: list[BaseModel] = [
@@ -52,28 +53,33 @@ FROM_WORKER: list[BaseModel] = [
         worker_id="prefill-0",
         role="prefill",
         fingerprint=FINGERPRINT,
-        capacity=m.Capacity(max_model_len=4096, kv_blocks=100, state_slots=40, max_running=8, speculation=3),
+        capacity=m.Capacity(max_model_len=4096, kv_blocks=100, state_slots=40, max_running=8, speculation=3, prefix_cache=True),
         peer_address="tcp://127.0.0.1:6000",
         info={"kernels": "native: AVX2"},
     ),
     m.Heartbeat(epoch=EPOCH, load=LOAD, draining=True, counters={"baton_tokens_total": 12.0}),
     m.Paired(epoch=EPOCH, peer=Epoch("ffee"), ok=False, field="dtype", reason="float32 here"),
-    m.Admitted(**ABOUT),
+    m.Admitted(**ABOUT, needs_prefill=False),
     m.Refused(**ABOUT, code="busy", message="no room"),
-    m.Tokens(**ABOUT, index=3, token_ids=(9, 10), logprobs=(LOGPROB,), timing=TIMING),
-    m.Finished(**ABOUT, reason="stop", stop_token_id=2, cached_tokens=1, steps=4, accepted_drafts=5, proposed_drafts=6),
+    m.Tokens(**ABOUT, index=3, token_ids=(9, 10), logprobs=(LOGPROB,), timing=TIMING, cached_tokens=17),
+    m.Finished(**ABOUT, reason="stop", stop_token_id=2, steps=4, accepted_drafts=5, proposed_drafts=6),
     m.Failed(**ABOUT, code="prefill_lost", message="gone"),
     m.Cancelled(**ABOUT),
     m.PrefillDone(**ABOUT, timing=TIMING),
+    m.CacheFlushed(epoch=EPOCH, number=3, freed_blocks=40, freed_snapshots=5, kept_blocks=2, kept_snapshots=1),
+    m.AuditFound(
+        epoch=EPOCH, purpose="publish", request_id=RequestId("req-7"), step=12, claimed=3920, held=3662, detail="detail", story="a; b"
+    ),
     m.Goodbye(epoch=EPOCH),
 ]
 FROM_ROUTER: list[BaseModel] = [
     m.Welcome(epoch=EPOCH, heartbeat_s=0.25),
     m.Unwelcome(epoch=EPOCH, field="weights_digest", message="another model"),
     m.Peers(epoch=EPOCH, prefill=(PLACE,)),
-    m.Admit(**ABOUT, token_ids=(1, 2, 300000), sampling=SAMPLING, prefill=PLACE),
-    m.Prefill(**ABOUT, token_ids=(1, 2), decode_epoch=Epoch("dd")),
-    m.Cancel(**ABOUT),
+    m.Admit(**ABOUT, token_ids=(1, 2, 300000), sampling=SAMPLING, prefill=PLACE, local_tokens=64, cache=CACHE),
+    m.Prefill(**ABOUT, token_ids=(1, 2), decode_epoch=Epoch("dd"), cache=CACHE),
+    m.Cancel(**ABOUT, keep=True),
+    m.FlushCache(epoch=EPOCH, number=3),
     m.Drain(epoch=EPOCH),
     m.HelloAgain(epoch=EPOCH),
 ]
@@ -100,6 +106,7 @@ FROM_P: list[BaseModel] = [
         slot_checksum=5,
         lease_s=30.0,
         timing=TIMING,
+        cached_tokens=16,
     ),
     m.HandoffFailed(**ABOUT, code="lease_ended", message="too late"),
     m.PeerPong(epoch=EPOCH),

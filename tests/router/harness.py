@@ -83,6 +83,8 @@ class Script:
     """Of all tokens in order."""
     stop_token_id: int | None = None
     cached_tokens: int = 0
+    needs_prefill: bool | None = None
+    """None: whenever the router named a prefill worker."""
     pause_s: float = 0.0
     """Before each step."""
 
@@ -238,22 +240,32 @@ class FakeDecode(FakeWorker):
 
     async def _play(self, admit: Admit, script: Script) -> None:
         done = self.prefilled.setdefault(admit.key, asyncio.Event())
-        await self.admit(admit)
-        if admit.prefill is not None:
+        needed = admit.prefill is not None if script.needs_prefill is None else script.needs_prefill
+        await self.admit(admit, needs_prefill=needed)
+        if needed:
             await within(done.wait())
         sent = 0
         for step in script.steps:
             if script.pause_s:
                 await asyncio.sleep(script.pause_s)
             logprobs = script.logprobs[sent : sent + len(step)] if script.logprobs is not None else None
-            await self.tokens(admit.key, sent, step, logprobs)
+            await self.tokens(admit.key, sent, step, logprobs, cached_tokens=script.cached_tokens)
             sent += len(step)
-        await self.finish(admit.key, script.reason, stop_token_id=script.stop_token_id, cached_tokens=script.cached_tokens)
+        await self.finish(admit.key, script.reason, stop_token_id=script.stop_token_id)
 
-    async def admit(self, admit: Admit) -> None:
-        await self.send(Admitted(**self.about(admit.key)))
+    async def admit(self, admit: Admit, *, needs_prefill: bool | None = None) -> None:
+        needed = admit.prefill is not None if needs_prefill is None else needs_prefill
+        await self.send(Admitted(**self.about(admit.key), needs_prefill=needed))
 
-    async def tokens(self, key: RequestKey, index: int, step: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> None:
+    async def tokens(
+        self,
+        key: RequestKey,
+        index: int,
+        step: Sequence[int],
+        logprobs: Sequence[TokenLogprob] | None = None,
+        *,
+        cached_tokens: int = 0,
+    ) -> None:
         timing = Timing(queue_s=0.001, prefill_s=0.02, transfer_s=0.003, decode_wait_s=0.004, transfer_bytes=1000) if index == 0 else None
         await self.send(
             Tokens(
@@ -262,6 +274,7 @@ class FakeDecode(FakeWorker):
                 token_ids=tuple(step),
                 logprobs=tuple(logprobs) if logprobs is not None else None,
                 timing=timing,
+                cached_tokens=cached_tokens if index == 0 else None,
             )
         )
 

@@ -258,7 +258,7 @@ async def test_a_silent_worker_is_lost_and_may_come_back(harness: Harness) -> No
     admit = await decode.expect(Admit)
     await decode.stop_beating()
     assert (await error_of(asking, 502))["code"] == "decode_lost"
-    await decode.send(Admitted(**decode.about(admit.key)))
+    await decode.send(Admitted(**decode.about(admit.key), needs_prefill=False))
     await decode.beat()
     await decode.expect(HelloAgain)
     await decode.expect(Welcome)

@@ -268,6 +268,8 @@ class Sinks:
     def __init__(self) -> None:
         self.num_ended = 0
 
+    def on_begin(self, cached_tokens: int) -> None: ...
+
     def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None) -> bool:
         return False
 

@@ -49,7 +49,7 @@ def about(epoch: Epoch = D, generation: int = 0) -> dict[str, Any]:
     return {"epoch": epoch, "request_id": "r", "generation": generation}
 
 
-ADMITTED = Admitted(**about())
+ADMITTED = Admitted(**about(), needs_prefill=True)
 FIRST = Tokens(**about(), index=0, token_ids=(1, 2))
 FINISHED = Finished(**about(), reason="length")
 PATH: list[Event] = [Placed(D, PLACE), ADMITTED, FIRST]
@@ -81,7 +81,7 @@ def test_usual_path() -> None:
 
 def test_local_prefill_asks_nobody_else() -> None:
     request = life(1, prefill=None)
-    assert request.handle(ADMITTED) == []
+    assert request.handle(Admitted(**about(), needs_prefill=False)) == []
     assert request.handle(FIRST) == [Deliver(FIRST)]
 
 
@@ -94,7 +94,7 @@ def test_a_busy_worker_sends_it_back_under_a_new_generation(code: Any) -> None:
     request.handle(Placed(Epoch("d2"), None))
     assert request.generation == 1
     assert not request.concerns(ADMITTED)
-    assert request.concerns(Admitted(**about(Epoch("d2"), 1)))
+    assert request.concerns(Admitted(**about(Epoch("d2"), 1), needs_prefill=False))
 
 
 def test_a_prefill_worker_that_doesnt_know_d_sends_it_back() -> None:
@@ -168,7 +168,7 @@ def test_gaps_repeats_and_too_many_tokens_are_failures(event: Event) -> None:
 
 
 def test_a_stop_string_is_a_good_ending_and_stops_d() -> None:
-    assert life(3).handle(StopMatched()) == [SendCancel(D), End(Ending("finished", reason="stop"))]
+    assert life(3).handle(StopMatched()) == [SendCancel(D, keep=True), End(Ending("finished", reason="stop"))]
 
 
 def test_an_illegal_event_tells_the_story() -> None:

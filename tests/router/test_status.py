@@ -103,7 +103,13 @@ async def test_metrics(harness: Harness) -> None:
     _, decode = await harness.pair()
     decode.script = harness.says(" the cat")
     decode.load = Load(running=2, free_blocks=7, held_for_peers=1)
-    decode.counters = {"baton_state_audit_violations_total": 3, "steps": 5, "baton_requests_total": 9, "bad name": 1}
+    decode.counters = {
+        "baton_state_audit_violations_total": 3,
+        "steps_total": 5,
+        "baton_cache_blocks": 8,
+        "baton_requests_total": 9,
+        "bad name": 1,
+    }
     await decode.beat()
     await harness.complete()
     num_output = len(harness.ids(" the cat")) + 1
@@ -128,6 +134,7 @@ async def test_metrics(harness: Harness) -> None:
         f'baton_worker_free_blocks{{role="decode",worker="{decode.worker_id}"}}': 7,
         f'baton_state_audit_violations_total{{role="decode",worker="{decode.worker_id}"}}': 3,
         f'baton_steps_total{{role="decode",worker="{decode.worker_id}"}}': 5,
+        f'baton_cache_blocks{{role="decode",worker="{decode.worker_id}"}}': 8,
         f'baton_worker_requests_total{{role="decode",worker="{decode.worker_id}"}}': 9,
         "vllm:generation_tokens_total": num_output,
         "vllm:time_to_first_token_seconds_count": 1,

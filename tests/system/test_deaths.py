@@ -34,9 +34,9 @@ def revive(cluster: Cluster) -> Cluster:
         cluster.start_router()
     for name in sorted(dead - {"router"}):
         if name.startswith("p"):
-            cluster.start_worker("prefill", name, "--max-prefill-chunk", "16", "--step-tokens", "16")
+            cluster.start_worker("prefill", name, "--max-prefill-chunk", "16", "--step-tokens", "16", "--no-prefix-cache")
         else:
-            cluster.start_worker("decode", name, "--speculation", "2")
+            cluster.start_worker("decode", name, "--speculation", "2", "--no-prefix-cache")
     cluster.until_ready(2, 2)
     cluster.until_whole()
     return cluster

@@ -62,6 +62,7 @@ def manifest(**changes: Any) -> Manifest:
         "slot_checksum": 14,
         "lease_s": 30.0,
         "timing": Timing(),
+        "cached_tokens": 0,
     }
     return Manifest(**fields | changes)
 

@@ -19,10 +19,13 @@ from protocol.ids import Epoch, RequestId, RequestKey, new_epoch
 from protocol.messages import (
     Admit,
     Admitted,
+    CacheFlushed,
+    CacheUse,
     Cancel,
     Cancelled,
     Failed,
     Finished,
+    FlushCache,
     Goodbye,
     Heartbeat,
     Hello,
@@ -35,6 +38,7 @@ from protocol.messages import (
     PrefillPlace,
     Refused,
     RequestMessage,
+    Role,
     Tokens,
     Welcome,
     WorkerToRouter,
@@ -44,6 +48,8 @@ from protocol.sockets import Hub
 from transfer.loopback import Faults, Loopback, LoopbackTransport
 
 PATIENCE_S = 60.0
+SHARED = CacheUse()
+"""Prefixes are shared with everybody."""
 
 
 @dataclass
@@ -52,6 +58,7 @@ class Story:
 
     key: RequestKey
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
+    needs_prefill: bool | None = None
     tokens: list[int] = field(default_factory=list)
     first: Tokens | None = None
     decode_ending: RequestMessage | None = None
@@ -68,11 +75,13 @@ class Story:
         match message:
             case Admitted():
                 assert not self.admitted.is_set()
+                self.needs_prefill = message.needs_prefill
                 self.admitted.set()
             case Tokens():
                 assert self.admitted.is_set()
                 assert message.index == len(self.tokens), "a gap or a repetition"
                 assert (message.timing is None) == (self.first is not None), "timing comes once, with the first tokens"
+                assert (message.cached_tokens is None) == (message.timing is None)
                 self.first = self.first or message
                 self.tokens += message.token_ids
             case Refused() | Finished() | Failed() | Cancelled():
@@ -80,6 +89,18 @@ class Story:
                 self.ended.set()
             case _:
                 raise AssertionError(message)
+
+    @property
+    def cached_tokens(self) -> int:
+        assert self.first is not None
+        assert self.first.cached_tokens is not None
+        return self.first.cached_tokens
+
+    @property
+    def transfer_bytes(self) -> int:
+        assert self.first is not None
+        assert self.first.timing is not None
+        return self.first.timing.transfer_bytes
 
     async def end(self) -> RequestMessage:
         """What D told. P has a socket of its own: its word may come before or after."""
@@ -99,6 +120,7 @@ class Router:
         self.paired: dict[Epoch, Paired] = {}
         self.heartbeats: dict[Epoch, Heartbeat] = {}
         self.gone: set[Epoch] = set()
+        self.flushed: dict[tuple[Epoch, int], CacheFlushed] = {}
         self.stories: dict[RequestKey, Story] = {}
         self.changed = asyncio.Event()
 
@@ -120,6 +142,8 @@ class Router:
                 self.heartbeats[message.epoch] = message
             case Paired():
                 self.paired[message.epoch] = message
+            case CacheFlushed():
+                self.flushed[message.epoch, message.number] = message
             case Goodbye():
                 self.gone.add(message.epoch)
             case RequestMessage():
@@ -143,19 +167,36 @@ class Router:
                 self.changed.clear()
                 await self.changed.wait()
 
-    async def admit(self, name: str, tokens: Sequence[int], *, remote: bool = True, generation: int = 0, **params: Any) -> Story:
+    async def admit(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        remote: bool = True,
+        generation: int = 0,
+        cache: CacheUse = SHARED,
+        local_tokens: int = 0,
+        **params: Any,
+    ) -> Story:
         """Only the first half: D was asked."""
         key = RequestKey(RequestId(name), generation)
         story = self.stories[key] = Story(key)
         place = self.place(self.epochs("prefill")[0]) if remote else None
         sampling = SamplingParams(**({"ignore_eos": True} | params))
         admit = Admit(
-            epoch=self.epoch, request_id=key.request_id, generation=generation, token_ids=tuple(tokens), sampling=sampling, prefill=place
+            epoch=self.epoch,
+            request_id=key.request_id,
+            generation=generation,
+            token_ids=tuple(tokens),
+            sampling=sampling,
+            prefill=place,
+            cache=cache,
+            local_tokens=local_tokens,
         )
         await self.tell(self.epochs("decode")[0], admit)
         return story
 
-    async def prefill(self, story: Story, tokens: Sequence[int]) -> None:
+    async def prefill(self, story: Story, tokens: Sequence[int], *, cache: CacheUse = SHARED) -> None:
         """The other half: P was asked. ``tokens``: the whole prompt."""
         message = Prefill(
             epoch=self.epoch,
@@ -163,6 +204,7 @@ class Router:
             generation=story.key.generation,
             token_ids=tuple(tokens[:-1]),
             decode_epoch=self.epochs("decode")[0],
+            cache=cache,
         )
         await self.tell(self.epochs("prefill")[0], message)
 
@@ -172,13 +214,20 @@ class Router:
         assert story.prefill_ending is not None
         return story.prefill_ending
 
-    async def ask(self, name: str, tokens: Sequence[int], **params: Any) -> Story:
-        """The whole of it: D admits, then P computes, unless the prompt has one token."""
-        story = await self.admit(name, tokens, remote=len(tokens) > 1, **params)
+    async def ask(self, name: str, tokens: Sequence[int], *, cache: CacheUse = SHARED, **params: Any) -> Story:
+        """The whole of it: D admits, then P computes if D needs it."""
+        story = await self.admit(name, tokens, remote=len(tokens) > 1, cache=cache, **params)
         await self.until(lambda: story.admitted.is_set() or story.ended.is_set())
-        if story.admitted.is_set() and len(tokens) > 1:
-            await self.prefill(story, tokens)
+        if story.needs_prefill:
+            await self.prefill(story, tokens, cache=cache)
         return story
+
+    async def flush(self, role: str) -> CacheFlushed:
+        """The caches of one worker, and what it says to that."""
+        (epoch,), number = self.epochs(role), len(self.flushed)
+        await self.tell(epoch, FlushCache(epoch=self.epoch, number=number))
+        await self.until(lambda: (epoch, number) in self.flushed)
+        return self.flushed[epoch, number]
 
     async def cancel(self, story: Story) -> None:
         for epoch in self.hellos:
@@ -237,9 +286,10 @@ async def together(
     speculation: int = 0,
     lease_s: float = 600.0,
     drain_timeout_s: float = PATIENCE_S,
+    without_cache: Role | None = None,
     **config: Any,
 ) -> AsyncIterator[Together]:
-    """``faults`` befall what P sends. ``other_model`` is D's, if it isn't P's."""
+    """``faults`` befall what P sends. ``other_model`` is D's, if it isn't P's. ``without_cache``: this worker keeps no prefixes."""
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     router = Router()
@@ -248,11 +298,18 @@ async def together(
     common: dict[str, Any] = {"model": path, "control": router.hub.address, "drain_timeout_s": drain_timeout_s}
     hub = Hub("tcp://127.0.0.1:0")
     prefill = PrefillWorker(
-        PrefillSettings(worker_id="p", lease_s=lease_s, **common), make_core(path, **config), hub, hub.address, p_transport, "loopback"
+        PrefillSettings(worker_id="p", lease_s=lease_s, **common),
+        make_core(path, **(config | ({"prefix_cache": False} if without_cache == "prefill" else {}))),
+        hub,
+        hub.address,
+        p_transport,
+        "loopback",
     )
     decode = DecodeWorker(
         DecodeSettings(worker_id="d", speculation=speculation, **common),
-        make_core(other_model or path, speculation=speculation, **config),
+        make_core(
+            other_model or path, speculation=speculation, **(config | ({"prefix_cache": False} if without_cache == "decode" else {}))
+        ),
         d_transport,
         "loopback",
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from demo.model import Past, TrainedModel, chunked_scan
+from demo.model import TrainedModel, chunked_scan
 from demo.objective import run_beginning
 from engine.drafter import Drafter, Entries
 from engine.models.nemotron_h_config import parse_config
@@ -83,10 +83,9 @@ def test_the_scan_does_not_depend_on_its_chunks() -> None:
 
 
 def test_the_beginning_is_part_of_what_is_trained(trained: TrainedModel, prompt: list[int]) -> None:
-    trained.parameters["embeddings.weight"].requires_grad_()
-    past: Past = run_beginning(trained, prompt[:9])
-    loss = trained.forward(torch.tensor([prompt[9:]]), past).square().sum()
-    (gradient,) = torch.autograd.grad(loss, trained.parameters["embeddings.weight"])
+    embeddings = trained.parameters["embeddings.weight"].requires_grad_()
+    past = run_beginning(trained, prompt[:9])
+    (gradient,) = torch.autograd.grad(trained.forward(torch.tensor([prompt[9:]]), past).square().sum(), embeddings)
     only_before = set(prompt[:9]) - set(prompt[9:])
     assert only_before
     assert all(bool(gradient[token].any()) for token in only_before)

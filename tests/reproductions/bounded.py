@@ -1,6 +1,6 @@
 """Report B's bounded reproducer: eight requests meet one that speculates steadily, K = 5, all rows of one shape.
 
-    python -m tests.reproductions.bounded [--model DIR]
+    python -m tests.reproductions.bounded [--model DIR] [--before test|read|replace]
 
 Each answer is compared with what the same prompt gives alone, without speculation. With our policies none may differ.
 """
@@ -64,10 +64,11 @@ def _params(max_tokens: int) -> SamplingParams:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, help="checkpoint with tokenizer and chat template; default: the shipped model")
-    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--before", choices=("test", "read", "replace"), default="read", help="the call that the answers have to make")
+    parser.add_argument("--max-tokens", type=int, default=40)
     arguments = parser.parse_args()
     model = resolve_model(arguments.model)
-    steady, *prompts = (_agent_prompt(model, seed) for seed in range(NUM_REQUESTS + 1))
+    steady, *prompts = (_agent_prompt(model, seed, arguments.before) for seed in range(NUM_REQUESTS + 1))
     alone = answers_alone(model, prompts, arguments.max_tokens)
     for name, policies in (
         ("ours", OURS),
@@ -79,14 +80,14 @@ def main() -> None:
         print(f"{name}: {corrupted} of {NUM_REQUESTS} differ from alone; index of the first other token: {others}")
 
 
-def _agent_prompt(model: Path, seed: int) -> list[int]:
-    """A conversation of the agent up to where it has to write the fix."""
+def _agent_prompt(model: Path, seed: int, before: str) -> list[int]:
+    """A conversation of the agent up to its first call of the tool ``before``."""
     messages = expert_messages(make_instance(seed))
-    fix = next(index for index, message in enumerate(messages) for call in message.get("tool_calls", ()) if _name(call) == "replace")
+    end = next(index for index, message in enumerate(messages) for call in message.get("tool_calls", ()) if _name(call) == before)
     template, tokenizer = load_chat_template(model), load_tokenizer(model)
     assert template is not None, f"{model} has no chat template"
     assert tokenizer is not None, f"{model} has no tokenizer"
-    ids: list[int] = tokenizer.encode(template.render(messages[:fix], tools=TOOLS)).ids
+    ids: list[int] = tokenizer.encode(template.render(messages[:end], tools=TOOLS)).ids
     return ids
 
 

@@ -45,6 +45,7 @@ def command(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = MAX_TOKENS,
     max_turns: Annotated[int, typer.Option(min=1, help="Answers in a session, at most.")] = MAX_TURNS,
     timeout: options.Timeout = 600.0,
+    retries: Annotated[int, typer.Option(min=0, help="More tries after an answer that failed; each failure is counted.")] = 0,
     sessions_file: Annotated[
         Path | None, typer.Option(help="Recorded conversations to play instead, one JSON object per line.", show_default=False)
     ] = None,
@@ -68,7 +69,7 @@ def command(
     with errors_as_exit():
         if sessions_file and record:
             raise ValueError("--record has nothing to write with --sessions-file")
-        sessions, make_work = _recorded(sessions_file) if sessions_file else _instances(seed, instances, max_turns)
+        sessions, make_work = _recorded(sessions_file) if sessions_file else _instances(seed, instances, max_turns, retries)
         settings = {"arrival": arrival, "rate": rate, "concurrency": concurrency, "temperature": temperature, "seed": seed}
         load = Load(
             title="bench swe",
@@ -78,7 +79,7 @@ def command(
             timeout_s=timeout,
             sessions=sessions,
             make_work=make_work,
-            settings=settings | {"max_tokens": max_tokens, "max_turns": max_turns},
+            settings=settings | {"max_tokens": max_tokens, "max_turns": max_turns, "retries": retries},
             on_session=lambda session: recorded.append(Conversation(session.name, session.messages, TOOLS)),
         )
     try:
@@ -89,13 +90,15 @@ def command(
                 write_conversations(record, recorded)
 
 
-def _instances(seed: int, count: int, max_turns: int) -> tuple[int, MakeWork]:
+def _instances(seed: int, count: int, max_turns: int, retries: int) -> tuple[int, MakeWork]:
     if seed + count > FIRST_TRAINING_SEED:
         raise ValueError(f"--seed and --instances reach {seed + count}: seeds from {FIRST_TRAINING_SEED} on are for training")
 
     def make_work(client: Client) -> Sequence[tuple[Session, Work]]:
         found = [make_instance(number) for number in range(seed, seed + count)]
-        return [(Session(name=str(one.seed), kind=one.kind), partial(fix, one, client, max_turns=max_turns)) for one in found]
+        return [
+            (Session(name=str(one.seed), kind=one.kind), partial(fix, one, client, max_turns=max_turns, retries=retries)) for one in found
+        ]
 
     return count, make_work
 

@@ -17,11 +17,14 @@ class Comparison:
 
 
 def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
-    """Raises ValueError when a report has no token ids (``--tokens``)."""
+    """Tries that failed are left out. Raises ValueError when a report has no token ids (``--tokens``)."""
     first, second = _by_name(one), _by_name(other)
-    turns = sum(len(session["turns"]) for session in first.values())
-    tokens = sum(len(turn["token_ids"]) for session in first.values() for turn in session["turns"])
-    return Comparison(len(first), turns, tokens, _difference(first, second))
+    turns = [turn for session in first.values() for turn in _answered(session)]
+    return Comparison(len(first), len(turns), sum(len(turn["token_ids"]) for turn in turns), _difference(first, second))
+
+
+def _answered(session: Mapping[str, Any]) -> list[Any]:
+    return [turn for turn in session["turns"] if not turn.get("failure")]
 
 
 def _by_name(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +43,7 @@ def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | No
         return f"session {missing[0]} is in one of them only"
     for name, session in first.items():
         other = second[name]
-        if found := _of_turns(session["turns"], other["turns"]):
+        if found := _of_turns(_answered(session), _answered(other)):
             return f"session {name}: {found}"
         if session["resolved"] != other["resolved"]:
             return f"session {name}: resolved is {session['resolved']} against {other['resolved']}"

@@ -90,6 +90,7 @@ def _turn(turn: Turn, with_tokens: bool) -> dict[str, Any]:
         "completion_tokens": turn.completion_tokens,
         "accepted_length": _rounded(turn.accepted_length),
         "symptoms": list(turn.symptoms),
+        "failure": turn.failure,
     }
     return entry | ({"token_ids": list(turn.token_ids)} if with_tokens else {})
 

@@ -18,6 +18,7 @@ from loadgen.symptoms import symptoms
 MAX_TURNS = 16
 OnTurn = Callable[[Answer, Sequence[dict[str, Any]]], None]
 """Told each answer, with the results of its calls."""
+RETRY_AFTER_S = 1.0
 GO_ON = "Call a tool. When the bug is fixed, call submit."
 """For answers that call nothing before anything was submitted."""
 
@@ -28,15 +29,16 @@ async def fix(
     session: Session,
     began_at: float,
     max_turns: int = MAX_TURNS,
+    retries: int = 0,
     run_tests: RunTests = run_tests,
     on_turn: OnTurn = lambda answer, results: None,
 ) -> None:
     """Fill ``session`` turn by turn. A call that can't be carried out is answered with an error and the session goes on; an answer
-    that doesn't come ends it. Resolved: the hidden test passes on what the session left behind."""
+    that doesn't come after ``retries`` more tries ends it. Resolved: the hidden test passes on what the session left behind."""
     workspace = Workspace(instance.files, run_tests)
     session.messages += opening(instance)
     for _ in range(max_turns):
-        answer = await _ask(client, session, workspace, instance.seed, began_at)
+        answer = await _ask(client, session, workspace, instance.seed, began_at, retries)
         if answer is None:
             break
         session.messages.append(answer.message())
@@ -52,15 +54,18 @@ async def fix(
     session.resolved = await asyncio.to_thread(workspace.resolved, instance)
 
 
-async def _ask(client: Client, session: Session, workspace: Workspace, seed: int, began_at: float) -> Answer | None:
-    """None: it failed, and the session has a turn that says how."""
-    try:
-        answer = await client.chat(session.messages, TOOLS, seed=seed)
-    except AskError as error:
-        session.turns.append(turn_of(error.answer, began_at, failure=error.kind))
-        return None
-    session.turns.append(turn_of(answer, began_at, symptoms(answer, expects_call=not workspace.submitted)))
-    return answer
+async def _ask(client: Client, session: Session, workspace: Workspace, seed: int, began_at: float, retries: int) -> Answer | None:
+    """Each try is a turn of the session. None: the last one failed too."""
+    for left in range(retries, -1, -1):
+        try:
+            answer = await client.chat(session.messages, TOOLS, seed=seed)
+        except AskError as error:
+            session.turns.append(turn_of(error.answer, began_at, failure=error.kind))
+            await asyncio.sleep(RETRY_AFTER_S if left else 0)
+            continue
+        session.turns.append(turn_of(answer, began_at, symptoms(answer, expects_call=not workspace.submitted)))
+        return answer
+    return None
 
 
 def _results(workspace: Workspace, answer: Answer) -> list[dict[str, Any]]:

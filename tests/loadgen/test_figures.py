@@ -121,6 +121,12 @@ def test_the_first_difference_is_named(other: dict[str, Any], difference: str | 
     assert (result.sessions, result.turns, result.tokens) == (1, 2, 3)
 
 
+def test_tries_that_failed_are_not_compared() -> None:
+    retried = as_report([1, 2], [], [3])
+    retried["sessions"][0]["turns"][1]["failure"] = "http 502"
+    assert compare(retried, as_report([1, 2], [3])).difference is None
+
+
 @pytest.mark.parametrize(("report", "why"), [({}, "no sessions"), ({"sessions": [{"name": "1", "turns": [{}]}]}, "--tokens")])
 def test_reports_without_token_ids_cannot_be_compared(report: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):

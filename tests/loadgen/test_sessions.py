@@ -33,10 +33,13 @@ async def run(server: ExpertServer, make_work: MakeWork, timeout_s: float = 100.
     return result
 
 
-def agents(client: Client, max_turns: int = 16) -> list[tuple[Session, Work]]:
+def agents(client: Client, max_turns: int = 16, retries: int = 0) -> list[tuple[Session, Work]]:
     """Without running any test: what the server says decides."""
     instances = [make_instance(seed) for seed in SEEDS]
-    return [(Session(name=str(one.seed)), partial(fix, one, client, max_turns=max_turns, run_tests=foretell(one))) for one in instances]
+    return [
+        (Session(name=str(one.seed)), partial(fix, one, client, max_turns=max_turns, retries=retries, run_tests=foretell(one)))
+        for one in instances
+    ]
 
 
 def real_agents(client: Client) -> list[tuple[Session, Work]]:
@@ -103,6 +106,22 @@ async def test_a_failure_is_counted_and_ends_its_session_alone(fault: str, kind:
     assert {session.name for session in result.sessions if not session.resolved} == {"2"}
     (failed,) = [session for session in result.sessions if session.failure]
     assert (failed.name, len(failed.turns)) == ("2", 3)
+
+
+async def test_another_try_is_counted_too_and_the_session_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgen.swe.agent.RETRY_AFTER_S", 0.0)
+    failed: list[int] = []
+
+    def once(instance: Instance, number: int) -> str | None:
+        if instance.seed == 2 and number == 2 and not failed:
+            failed.append(number)
+            return "500"
+        return None
+
+    with serving(ExpertServer(SEEDS, once)) as server:
+        result = await run(server, partial(agents, retries=1))
+    assert metrics.count_failures(turns_of(result)) == {"http 500": 1}
+    assert all(session.resolved and session.failure is None for session in result.sessions)
 
 
 @pytest.mark.parametrize(

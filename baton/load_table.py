@@ -47,9 +47,9 @@ def _latencies(told: Mapping[str, Any]) -> Iterator[Row]:
 def _work(told: Mapping[str, Any]) -> Iterator[Row]:
     yield "prompt tokens", f"{told['prompt_tokens']}, {told['cached_tokens']} of them cached"
     yield "output tokens", f"{told['completion_tokens']}, {told['output_tokens_per_s']:.1f} per second"
-    if told["accepted_length"] is not None:
+    if told["tokens_per_step"] is not None:
         drafts = f"{told['accepted_drafts']} of {told['proposed_drafts']} drafts accepted"
-        yield "tokens per step with drafts", f"[bold]{told['accepted_length']:.2f}[/bold]  ({drafts})"
+        yield "tokens per step with drafts", f"[bold]{told['tokens_per_step']:.2f}[/bold]  ({drafts})"
 
 
 def _audit(told: Mapping[str, Any]) -> Iterator[Row]:

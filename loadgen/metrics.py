@@ -60,11 +60,11 @@ def per_token_s(turns: Iterable[Turn]) -> Spread | None:
     return Spread.of(value for turn in turns if (value := turn.per_token_s) is not None)
 
 
-def accepted_length(turns: Iterable[Turn]) -> float | None:
-    """Tokens per step with drafts, over all turns: 1 + K at best. None: nobody drafted, or the server doesn't tell."""
-    drafted = [turn for turn in turns if turn.accepted_length is not None]
+def tokens_per_step(turns: Iterable[Turn]) -> float | None:
+    """Over all turns that drafted, without their first steps: 1 + K at best. None: there are none."""
+    drafted = [turn for turn in turns if turn.tokens_per_step is not None]
     steps = sum(turn.steps - 1 for turn in drafted)
-    return 1 + sum(turn.accepted_drafts for turn in drafted) / steps if steps else None
+    return sum(turn.completion_tokens - 1 for turn in drafted) / steps if steps else None
 
 
 def meets(turn: Turn, slo_ttft_s: float | None, slo_itl_s: float | None) -> bool:

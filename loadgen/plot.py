@@ -31,7 +31,7 @@ def plot(path: Path, turns: Sequence[Turn], title: str) -> None:
     figure.suptitle(title)
     _points(first, [(turn.started_s, 1000 * turn.ttft_s) for turn in turns if turn.ttft_s is not None], "time to first token, ms")
     _points(gaps, [(turn.started_s, 1000 * max(turn.gaps_s)) for turn in turns if turn.gaps_s], "longest gap, ms")
-    _points(accepted, [(turn.started_s, turn.accepted_length) for turn in turns if turn.accepted_length], "tokens per step with drafts")
+    _points(accepted, [(turn.started_s, turn.tokens_per_step) for turn in turns if turn.tokens_per_step], "tokens per step with drafts")
     accepted.set_xlabel("seconds")
     figure.savefig(path)
 

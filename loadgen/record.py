@@ -39,9 +39,9 @@ class Turn:
         return sum(self.gaps_s) / (self.completion_tokens - 1) if self.completion_tokens > 1 else None
 
     @property
-    def accepted_length(self) -> float | None:
-        """Tokens per step that had drafts. The first step of an answer has none."""
-        return 1 + self.accepted_drafts / (self.steps - 1) if self.steps > 1 and self.proposed_drafts else None
+    def tokens_per_step(self) -> float | None:
+        """Of the steps that had drafts, all but the first, which brings one token. None: nobody drafted, or the server doesn't tell."""
+        return (self.completion_tokens - 1) / (self.steps - 1) if self.steps > 1 and self.proposed_drafts else None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -38,7 +38,7 @@ def report(run: Run, settings: Mapping[str, Any], slo: Slo, *, asked: int, inter
         "output_tokens_per_s": _per_second(sum(turn.completion_tokens for turn in turns), run.duration_s),
         "proposed_drafts": sum(turn.proposed_drafts for turn in turns),
         "accepted_drafts": sum(turn.accepted_drafts for turn in turns),
-        "accepted_length": _rounded(metrics.accepted_length(turns)),
+        "tokens_per_step": _rounded(metrics.tokens_per_step(turns)),
         "goodput": _goodput(turns, slo, run.duration_s),
         "settings": dict(settings),
         "sessions": [_session(session, with_tokens) for session in sorted(sessions, key=lambda one: _order(one.name))],
@@ -88,7 +88,7 @@ def _turn(turn: Turn, with_tokens: bool) -> dict[str, Any]:
         "prompt_tokens": turn.prompt_tokens,
         "cached_tokens": turn.cached_tokens,
         "completion_tokens": turn.completion_tokens,
-        "accepted_length": _rounded(turn.accepted_length),
+        "tokens_per_step": _rounded(turn.tokens_per_step),
         "symptoms": list(turn.symptoms),
         "failure": turn.failure,
     }

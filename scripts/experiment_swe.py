@@ -55,7 +55,7 @@ def _line(name: str, report: dict[str, Any], first: dict[str, Any]) -> str:
         f"{report['resolved']} / {report['instances']}",
         f"{100 * report['accuracy']:.2f} % ({100 * low:.1f} .. {100 * high:.1f})",
         ", ".join(f"{symptom} {count}" for symptom, count in sorted(report["symptoms"].items())) or "none",
-        f"{report['accepted_length']:.2f}" if report["accepted_length"] else "1",
+        f"{report['tokens_per_step']:.2f}" if report["tokens_per_step"] else "1",
         f"{report['ttft_ms']['p50']:.0f}",
         same,
     )

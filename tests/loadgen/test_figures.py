@@ -40,7 +40,7 @@ def test_an_answer_is_put_together_from_its_events() -> None:
     kept = turn_of(answer, began_at=8.0)
     assert (kept.started_s, kept.ttft_s, kept.gaps_s, kept.total_s) == (2.0, 1.5, (1.0, 1.0, 1.0), 6.5), "empty events bring nothing"
     assert (kept.prompt_tokens, kept.completion_tokens, kept.cached_tokens) == (9, 7, 2)
-    assert (kept.token_ids, kept.accepted_length, kept.per_token_s) == ((1, 2, 3), 3.0, 0.5)
+    assert (kept.token_ids, kept.tokens_per_step, kept.per_token_s) == ((1, 2, 3), 3.0, 0.5)
 
 
 def test_halves_of_a_character_come_together_and_a_lone_one_can_be_sent() -> None:
@@ -84,10 +84,10 @@ def test_goodput_counts_answers_within_both_bounds(values: dict[str, Any], good:
     assert told["goodput"] == {"slo": {"ttft_ms": 200, "itl_ms": 20}, "good": int(good), "requests": 1, "per_s": good / 2}
 
 
-def test_the_accepted_length_leaves_the_first_step_out() -> None:
-    drafted = turn(steps=3, proposed_drafts=10, accepted_drafts=6)
-    assert metrics.accepted_length([drafted, turn(steps=5), turn()]) == 1 + 6 / 2
-    assert metrics.accepted_length([turn(steps=5)]) is None
+def test_tokens_per_step_leave_the_first_step_out() -> None:
+    drafted = turn(steps=3, proposed_drafts=10, accepted_drafts=3)
+    assert metrics.tokens_per_step([drafted, turn(steps=5), turn()]) == 4 / 2
+    assert metrics.tokens_per_step([turn(steps=5)]) is None
 
 
 def test_a_report_says_what_was_resolved_by_kind() -> None:

@@ -100,7 +100,8 @@ def _figures(answer: Answer) -> Iterator[str]:
         kib, late_ms = timings["transfer_bytes"] / 1024, timings["transfer_ms"]
         yield f"handed over: h({prompt_tokens - 1}) and its KV, {kib:.0f} KiB, in D {late_ms:.1f} ms after prefill"
     else:
-        yield f"{prompt_tokens} prompt tokens, computed by D itself"
+        cached = answer.usage["prompt_tokens_details"]["cached_tokens"]
+        yield f"{cached} of {prompt_tokens} prompt tokens kept from the turns before, the rest computed by D itself"
     yield f"first token {timings['first_token_ms']:.0f} ms"
     steps, accepted, proposed = timings["steps"], timings["accepted_drafts"], timings["proposed_drafts"]
     told = f"{len(answer.token_ids)} tokens in {steps} steps"

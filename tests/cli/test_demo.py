@@ -28,8 +28,12 @@ def test_an_agent_fixes_a_bug_it_has_never_seen_with_the_tokens_of_one_process()
     assert re.search(r"FAILED \w+ in \w+\.py: ", told.stdout), "the tests have really run"
     assert "OK: " in told.stdout
     handed = re.findall(r"handed over: h\((\d+)\) and its KV, (\d+) KiB, in D ([\d.]+) ms after prefill", told.stdout)
-    assert len(handed) >= len(calls)
+    kept = re.findall(r"(\d+) of (\d+) prompt tokens kept from the turns before", told.stdout)
+    assert len(handed) + len(kept) >= len(calls)
+    assert handed, "the first turn at least goes through the prefill worker"
+    assert kept, "the next turns go on from it"
     assert all(int(position) > 0 and int(kib) > 0 for position, kib, _ in handed)
+    assert all(0 < int(cached) < int(prompt) for cached, prompt in kept)
     assert "it passes, the bug is fixed" in told.stdout
     assert re.search(r"the same \d+ tokens", told.stdout)
     assert "\x1b" not in told.stdout, "colours are for terminals"

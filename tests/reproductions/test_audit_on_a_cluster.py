@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,12 @@ def fetch_report(cluster: Cluster) -> dict[str, Any]:
     return report
 
 
+def count_violations(cluster: Cluster) -> float:
+    metrics = httpx.get(f"{cluster.url}/metrics", timeout=10).text
+    (counted,) = [line for line in metrics.splitlines() if line.startswith("baton_state_audit_violations_total{")]
+    return float(counted.rpartition(" ")[2])
+
+
 def purposes(report: dict[str, Any]) -> set[str]:
     return {entry["purpose"] for entry in report["entries"]}
 
@@ -68,9 +75,10 @@ def test_the_audit_tells_the_fault_on_a_running_cluster(cluster: Cluster) -> Non
     first = report["entries"][0]
     line = f"publish: hashed as state@{first['claimed']} but holds state@{first['held']}; request {first['request_id']}"
     assert line in cluster.processes["d"].text()
-    metrics = httpx.get(f"{cluster.url}/metrics", timeout=10).text
-    (counted,) = [line for line in metrics.splitlines() if line.startswith("baton_state_audit_violations_total{")]
-    assert float(counted.rpartition(" ")[2]) > 0
+    until = time.monotonic() + 60
+    while count_violations(cluster) == 0:  # counters come with the worker's next heartbeat
+        assert time.monotonic() < until
+        time.sleep(0.1)
     told = CliRunner().invoke(app, ["audit", "--url", cluster.url], env={"COLUMNS": "200"})
     assert told.exit_code == 1
     assert str(first["held"]) in told.output

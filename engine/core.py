@@ -319,7 +319,8 @@ class EngineCore:
         for step in advanced:
             if step.finish is not None:
                 self._finish(step, events)
-            elif step.active.seals and step.active.key in self._requests:
+        for step in followed:  # and nobody else: the blocks of the others lack MTP's KV
+            if step.active.seals:
                 self._offer(step.active, events)
 
     def _begin(self, plan: Sequence[Planned], events: list[EngineEvent]) -> list[tuple[ActiveRequest, Row]]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from pydoc_data.topics import topics
 from random import Random
 
 from tokenizers import Tokenizer
 
-from demo.tokenizer import SPECIAL_TOKENS, TURN_END, TURN_START
-from loadgen.swe.bugs import BugKind, break_formula
-from loadgen.swe.expert import Message, expert_messages
+from demo.tokenizer import SPECIAL_TOKENS, TURN_END, TURN_START, library_texts
+from loadgen.swe.bugs import BugKind, break_formula, broken_line
+from loadgen.swe.expert import Message, call_message, expert_messages
 from loadgen.swe.formula import Call, Function
-from loadgen.swe.functions import draw_function, draw_helper
+from loadgen.swe.functions import draw_functions
 from loadgen.swe.instance import ALL_SHAPES, FIRST_TRAINING_SEED, WITH_MODULE, Instance, make_instance
 from loadgen.swe.outcome import Failure, Outcome, unequal
 from loadgen.swe.tools import SYSTEM_PROMPT, TOOLS
@@ -65,11 +62,11 @@ class Recipe:
         messages = [self._system, _asked(random, functions[0].name, path)]
         for number, function in enumerate(functions):
             line = _broken_line(random, function)
-            messages += [_call("test", {}), _failed(random, function.name, path, len(functions) - number)]
+            messages += [call_message("test", {}), _failed(random, function.name, path, len(functions) - number)]
             shown = {"role": "tool", "content": function.text(line).rstrip("\n")}
-            messages += [_call("read", {"path": path, "function": function.name}), shown]
+            messages += [call_message("read", {"path": path, "function": function.name}), shown]
             fix = {"path": path, "old": line, "new": function.line()}
-            messages += [_call("replace", fix), {"role": "tool", "content": "replaced"}]
+            messages += [call_message("replace", fix), {"role": "tool", "content": "replaced"}]
         return self._after_beginning(messages)
 
     def copying(self, random: Random, num_symbols: int) -> Example:
@@ -127,15 +124,8 @@ class Recipe:
 
 
 def _draw_functions(random: Random) -> list[Function]:
-    """Calls are the rarest shape in episodes and the hardest one, so a helper comes wherever one is missing."""
-    functions: list[Function] = []
-    for shape in random.choices((*ALL_SHAPES, Call), k=random.randint(2, 3)):
-        function = draw_function(random, shape, functions)
-        if function is None:
-            functions.append(draw_helper(random))
-            function = draw_function(random, shape, functions)
-            assert function is not None, "there is a helper now"
-        functions.append(function)
+    """Calls are the rarest shape in episodes and the hardest one, so here they come more often."""
+    functions = draw_functions(random, random.choices((*ALL_SHAPES, Call), k=random.randint(2, 3)))
     return random.sample(functions, len(functions))
 
 
@@ -147,7 +137,7 @@ def _broken_line(random: Random, function: Function) -> str:
     for kind in kinds:
         formula = break_formula(random, kind, function)
         if formula is not None:
-            return formula.code() if kind is BugKind.MISSING_RETURN else f"return {formula.code()}"
+            return broken_line(kind, formula)
     raise AssertionError("a return can always be missing")
 
 
@@ -159,24 +149,3 @@ def _failed(random: Random, function: str, path: str, num_failed: int) -> Messag
     """The numbers are any: nothing depends on them."""
     failure = Failure(f"{function} in {path}", unequal(random.randint(0, 40), random.randint(0, 40)))
     return {"role": "tool", "content": Outcome(num_failed + random.randint(0, 4), (failure,)).text()}
-
-
-def _call(name: str, arguments: dict[str, str]) -> Message:
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}],
-    }
-
-
-def library_texts(limit: int) -> list[str]:
-    """Modules at the top of the standard library in the order of their names, up to ``limit`` bytes."""
-    texts: list[str] = []
-    size = 0
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        size += len(text)
-        if size > limit:
-            break
-        texts.append(text)
-    return texts

@@ -24,7 +24,7 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 def train_tokenizer(vocab_size: int) -> Tokenizer:
     """The same tokenizer from the same Python release."""
     learner = _with_bytes(models.BPE())
-    learner.train_from_iterator(_corpus(), _trainer(vocab_size))
+    learner.train_from_iterator(library_texts(CORPUS_BYTES), _trainer(vocab_size))
     learned = json.loads(learner.to_str())["model"]
     words = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
     whole = [_as_bytes(piece) for piece in WHOLE]
@@ -99,14 +99,14 @@ def unprintable_tokens(tokenizer: Tokenizer) -> set[int]:
     return {token for token, text in enumerate(texts) if not text or not (text.isascii() and text.replace("\n", " ").isprintable())}
 
 
-def _corpus() -> list[str]:
-    """Modules at the top of the standard library, in the order of their names, up to ``CORPUS_BYTES``."""
+def library_texts(limit: int) -> list[str]:
+    """Modules at the top of the standard library in the order of their names, up to ``limit`` bytes."""
     texts: list[str] = []
     size = 0
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text = path.read_text(encoding="utf-8")
         size += len(text)
-        if size > CORPUS_BYTES:
+        if size > limit:
             break
         texts.append(text)
     return texts

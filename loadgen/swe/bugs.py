@@ -52,6 +52,11 @@ def break_formula(random: Random, kind: BugKind, function: Function) -> Formula 
             return formula
 
 
+def broken_line(kind: BugKind, formula: Formula) -> str:
+    """What stands in the code for a formula that ``break_formula`` gave."""
+    return formula.code() if kind is BugKind.MISSING_RETURN else f"return {formula.code()}"
+
+
 def _other_operator(random: Random, formula: Formula) -> Formula | None:
     match formula:
         case Chain():

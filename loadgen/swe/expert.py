@@ -26,6 +26,11 @@ def expert_calls(instance: Instance) -> list[tuple[str, dict[str, str]]]:
     return [*look, ("test", {}), ("read", {"path": bug.path, "function": bug.function}), ("replace", fix), ("test", {}), ("submit", {})]
 
 
+def call_message(name: str, arguments: Mapping[str, str], call_id: str = "call_0") -> Message:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
+
+
 def closing(instance: Instance) -> Message:
     return {"role": "assistant", "content": f"Fixed {instance.bug.function} in {instance.bug.path}."}
 
@@ -35,11 +40,9 @@ def expert_messages(instance: Instance, run_tests: RunTests | None = None) -> li
     workspace = Workspace(instance.files, run_tests or foretell(instance))
     messages = opening(instance)
     for number, (name, arguments) in enumerate(expert_calls(instance)):
-        text = json.dumps(arguments)
         call_id = f"call_{number}"
-        function = {"name": name, "arguments": text}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [{"id": call_id, "type": "function", "function": function}]})
-        messages.append({"role": "tool", "tool_call_id": call_id, "content": workspace.run(name, text)})
+        messages.append(call_message(name, arguments, call_id))
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": workspace.run(name, json.dumps(arguments))})
     return [*messages, closing(instance)]
 
 

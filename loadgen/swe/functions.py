@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 
 from loadgen.swe.formula import OPERATORS, PARTS, RELATIONS, Atom, Call, Chain, Comparison, Formula, Function, Part, Total
@@ -16,13 +16,26 @@ def draw_name(random: Random) -> str:
     return "_".join(random.sample(WORDS, 2))
 
 
-def draw_helper(random: Random) -> Function:
+def draw_functions(random: Random, shapes: Iterable[type[Formula]]) -> list[Function]:
+    """One of each shape; before a call that has nothing to call comes a helper."""
+    functions: list[Function] = []
+    for shape in shapes:
+        function = _draw_function(random, shape, functions)
+        if function is None:
+            functions.append(_draw_helper(random))
+            function = _draw_function(random, shape, functions)
+            assert function is not None, "there is a helper now"
+        functions.append(function)
+    return functions
+
+
+def _draw_helper(random: Random) -> Function:
     """One number to another."""
     argument = random.choice(WORDS)
     return Function(draw_name(random), (argument,), _chain(random, [argument], with_number=True))
 
 
-def draw_function(random: Random, shape: type[Formula], known: Sequence[Function]) -> Function | None:
+def _draw_function(random: Random, shape: type[Formula], known: Sequence[Function]) -> Function | None:
     """None: a call needs a helper among the functions known so far."""
     words = random.sample(WORDS, random.choice((2, 2, 3)))
     with_number = random.random() < 0.6

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from loadgen.swe.bugs import SHAPES, BugKind, break_formula
+from loadgen.swe.bugs import SHAPES, BugKind, break_formula, broken_line
 from loadgen.swe.formula import Call, Chain, Comparison, Formula, Function, Part, Total, Value
-from loadgen.swe.functions import Case, draw_case, draw_function, draw_helper
+from loadgen.swe.functions import Case, draw_case, draw_functions
 from loadgen.swe.outcome import Failure, Outcome, unequal
 from loadgen.swe.words import WORDS
 
@@ -133,25 +133,16 @@ def _try(random: Random, seed: int, kind: BugKind) -> Instance | None:
 
 def _draw_module(random: Random, last_shape: type[Formula] | None = None) -> _Module:
     """Two to four functions. Helpers come before their callers; nothing calls the last one."""
-    functions: list[Function] = []
     shapes = [random.choice(ALL_SHAPES) for _ in range(random.choice((1, 1, 2)))] + [last_shape or random.choice(ALL_SHAPES)]
-    for shape in shapes:
-        function = draw_function(random, shape, functions)
-        if function is None:
-            functions.append(draw_helper(random))
-            function = draw_function(random, shape, functions)
-            assert function is not None, "there is a helper now"
-        functions.append(function)
-    return _Module(f"{random.choice(WORDS)}.py", tuple(functions))
+    functions = tuple(draw_functions(random, shapes))
+    return _Module(f"{random.choice(WORDS)}.py", functions)
 
 
 def _break(random: Random, kind: BugKind, function: Function) -> _Broken | None:
     formula = break_formula(random, kind, function)
     if formula is None:
         return None
-    if kind is BugKind.MISSING_RETURN:
-        return _Broken(function, formula.code(), None)
-    return _Broken(function, f"return {formula.code()}", formula)
+    return _Broken(function, broken_line(kind, formula), None if kind is BugKind.MISSING_RETURN else formula)
 
 
 def _telling_cases(random: Random, broken: _Broken) -> list[Case] | None:

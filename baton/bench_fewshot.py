@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import httpx
@@ -14,10 +14,8 @@ from baton.load import Load, Output, drive
 from baton.local_server import LocalOptions, Target
 from loadgen.client import Client
 from loadgen.fewshot import fewshot_prompts
-from loadgen.plain import complete
-from loadgen.record import Session
+from loadgen.plain import sessions_of
 from loadgen.report import Slo
-from loadgen.run import Work
 
 STEP_TOKENS = 8192
 
@@ -62,11 +60,6 @@ def command(
     )
     with errors_as_exit():
         prompts = list(fewshot_prompts(seed, shots, questions, output_tokens))
-
-        def make_work(client: Client) -> Sequence[tuple[Session, Work]]:
-            return [(Session(name=str(number)), complete(prompt, client)) for number, prompt in enumerate(prompts)]
-
-        settings = {"arrival": arrival, "rate": rate, "concurrency": concurrency, "temperature": temperature, "seed": seed}
         load = Load(
             title="bench fewshot",
             target=Target(url=url, model_name=model_name, api_key_env=api_key_env, local=local),
@@ -74,8 +67,8 @@ def command(
             request={"temperature": temperature},
             timeout_s=timeout,
             sessions=questions,
-            make_work=make_work,
-            settings=settings | {"shots": shots, "output_tokens": output_tokens},
+            make_work=partial(sessions_of, prompts),
+            settings={"shots": shots, "output_tokens": output_tokens},
             ask_afterwards=audit_of,
         )
     drive(load, Output(as_json=as_json, plot=plot, slo=Slo(slo_ttft, slo_itl), tokens=tokens))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +12,9 @@ from baton import load_options as options
 from baton.console import errors_as_exit
 from baton.load import Load, Output, drive
 from baton.local_server import LocalOptions, Target
-from loadgen.client import Client
-from loadgen.plain import complete
+from loadgen.plain import sessions_of
 from loadgen.prompts import MEANS, Lengths, Shape, file_prompts, random_prompts, read_prompts
-from loadgen.record import Session
 from loadgen.report import Slo
-from loadgen.run import Work
 
 
 def command(
@@ -69,11 +66,6 @@ def command(
         prompts = list(
             file_prompts(read_prompts(prompts_file), seed, requests, drawn) if prompts_file else random_prompts(seed, requests, drawn)
         )
-
-        def make_work(client: Client) -> Sequence[tuple[Session, Work]]:
-            return [(Session(name=str(number)), complete(prompt, client)) for number, prompt in enumerate(prompts)]
-
-        settings = {"arrival": arrival, "rate": rate, "concurrency": concurrency, "temperature": temperature, "seed": seed}
         load = Load(
             title="bench serve",
             target=Target(url=url, model_name=model_name, api_key_env=api_key_env, local=local),
@@ -81,7 +73,7 @@ def command(
             request={"temperature": temperature},
             timeout_s=timeout,
             sessions=requests,
-            make_work=make_work,
-            settings=settings | {"lengths": lengths, "prompt_tokens": drawn.prompt, "output_tokens": drawn.output},
+            make_work=partial(sessions_of, prompts),
+            settings={"lengths": lengths, "prompt_tokens": drawn.prompt, "output_tokens": drawn.output},
         )
     drive(load, Output(as_json=as_json, plot=plot, slo=Slo(slo_ttft, slo_itl), tokens=tokens))

@@ -70,7 +70,6 @@ def command(
         if sessions_file and record:
             raise ValueError("--record has nothing to write with --sessions-file")
         sessions, make_work = _recorded(sessions_file) if sessions_file else _instances(seed, instances, max_turns, retries)
-        settings = {"arrival": arrival, "rate": rate, "concurrency": concurrency, "temperature": temperature, "seed": seed}
         load = Load(
             title="bench swe",
             target=Target(url=url, model_name=model_name, api_key_env=api_key_env, local=local),
@@ -79,7 +78,7 @@ def command(
             timeout_s=timeout,
             sessions=sessions,
             make_work=make_work,
-            settings=settings | {"max_tokens": max_tokens, "max_turns": max_turns, "retries": retries},
+            settings={"max_turns": max_turns, "retries": retries},
             on_session=lambda session: recorded.append(Conversation(session.name, session.messages, TOOLS)),
         )
     try:

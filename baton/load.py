@@ -34,7 +34,7 @@ async def _nothing(client: Client) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One run from the command line. ``settings`` are for the report."""
+    """One run from the command line. ``settings``: for the report, what ``arrival`` and ``request`` don't say."""
 
     title: str
     target: Target
@@ -126,7 +126,7 @@ def _so_far(sessions: Sequence[Session]) -> str:
 
 
 def _report(load: Load, output: Output, outcome: _Outcome) -> dict[str, Any]:
-    settings = load.target.described() | outcome.server | load.settings
+    settings = load.target.described() | outcome.server | load.arrival.described() | load.request | load.settings
     told = report(outcome.run, settings, output.slo, asked=load.sessions, interrupted=outcome.interrupted, with_tokens=output.tokens)
     return told | outcome.more
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from loadgen.client import AskError, Client
 from loadgen.prompts import Prompt
 from loadgen.record import Session, turn_of
 from loadgen.run import Work
 from loadgen.symptoms import Symptom, symptoms
+
+
+def sessions_of(prompts: Sequence[Prompt], client: Client) -> list[tuple[Session, Work]]:
+    return [(Session(name=str(number)), complete(prompt, client)) for number, prompt in enumerate(prompts)]
 
 
 def complete(prompt: Prompt, client: Client) -> Work:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from loadgen.arrival import Job, run_closed, run_poisson
 from loadgen.record import Session, Turn
@@ -20,6 +21,11 @@ class Arrival:
     concurrency: int = 8
     rate: float | None = None
     seed: int = 0
+
+    def described(self) -> dict[str, Any]:
+        """For the report."""
+        kind = "closed" if self.rate is None else "poisson"
+        return {"arrival": kind, "rate": self.rate, "concurrency": self.concurrency, "seed": self.seed}
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ class Wrapped:
         self.fail_at = -1
         self.calls = 0
         self.nan_token = -1
+        self.mtp_fails = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -34,6 +35,11 @@ class Wrapped:
             raise RuntimeError("out of luck")
         hidden = self.inner.forward(batch, pools)
         return hidden.masked_fill((batch.token_ids == self.nan_token)[:, None], float("nan"))
+
+    def mtp_write_kv(self, *args: Any) -> None:
+        if self.mtp_fails:
+            raise RuntimeError("out of luck")
+        self.inner.mtp_write_kv(*args)
 
 
 def wrapped(make_core: MakeCore, **config: Any) -> tuple[EngineCore, Wrapped]:
@@ -136,6 +142,18 @@ def test_a_failed_prefill_keeps_its_pages_until_its_hand_off_is_over(make_core: 
     drive.run()
     assert [bytes(page(core, block)) for block in ready.blocks] == offered
     assert core.load().held_for_peers == 1
+    assert core.cancel(key("sealing"))
+    assert_whole(core)
+
+
+def test_blocks_without_mtp_kv_are_never_offered(make_core: MakeCore) -> None:
+    core, model = wrapped(make_core)
+    drive = Drive(core)
+    model.mtp_fails = True
+    core.submit(request("sealing", prompt(40), origin="seal"))
+    drive.run()
+    assert [type(event) for event in drive.told[key("sealing")].endings] == [FailedEvent]
+    assert not any(isinstance(event, ReadyEvent) for event in drive.events)
     assert core.cancel(key("sealing"))
     assert_whole(core)
 

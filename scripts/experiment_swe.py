@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=300)
     parser.add_argument("--out", type=Path, help="keep each row's report there")
     arguments, options = parser.parse_known_args()
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
     reports: dict[str, dict[str, Any]] = {}
     print("| | resolved | accuracy (95 %) | symptoms | tokens per step | first token p50, ms | same as the first row |", flush=True)
     print("|---|---|---|---|---|---|---|", flush=True)

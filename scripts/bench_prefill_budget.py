@@ -2,9 +2,9 @@
 
     python -m scripts.bench_prefill_budget CHECKPOINT [--budgets 0 256 128 64 32] [--streams 4] [--prompts 3] [--prompt-tokens 2048]
 
-One engine for each budget (0: none), in turns. ``--streams`` requests decode all the time; ``--prompts`` long prompts come one after the other,
-the next when the one before has its first token; and for as long a time nothing comes. What counts is the time between two steps
-that bring a stream tokens: median, 99th percentile and longest, with and without the prompts, and the prompts' own speed.
+One engine for each budget (0: none), in turns. ``--streams`` requests decode all the time, for ``--alone-steps`` steps by themselves, then beside
+long prompts that come one after the other, each when the one before has its first token. What counts is the time between two
+steps that bring a stream tokens: median, 99th percentile and longest; and the prompts' own time to the first token.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def _measure(budget: int, args: argparse.Namespace) -> Result:
 
 def _show(results: Sequence[Result], args: argparse.Namespace) -> None:
     title = f"{args.streams} streams beside prompts of {args.prompt_tokens} tokens; ms between tokens: p50 / p99 / longest"
-    table = Table("budget", "streams alone", "beside a prompt", "p99 over alone's p50", "the prompt's first token (lowest .. highest)", title=title)
+    table = Table(
+        "budget", "streams alone", "beside a prompt", "p99 over alone's p50", "the prompt's first token (lowest .. highest)", title=title
+    )
     for result in results:
         first = result.first_token
         table.add_row(
@@ -122,7 +124,7 @@ def _show(results: Sequence[Result], args: argparse.Namespace) -> None:
             f"{_percentile(result.beside, 0.99) / statistics.median(result.alone):.1f}",
             f"{statistics.median(first):.0f} ({min(first):.0f} .. {max(first):.0f})",
         )
-    Console().print(table)
+    Console(width=140).print(table)
 
 
 def _quantiles(values: Sequence[float]) -> str:

@@ -40,7 +40,8 @@ def plan_chunk(rule: ChunkRule, *, start: int, target: int, budget: int, branche
     The one owner of a chunk's end (invariant 11). A chunk ends at the prefill's end, at a branch point or on the grid, because
     only where a chunk ends can a snapshot be taken. From an off-grid start the next grid line is a stop. A chunk that can't reach any
     such position is deferred under ``strict`` (0), and under ``soft`` runs to where it can: its tag says what it holds.
-    ``soft`` also passes a line that is nearer than half a grid to an off-grid start: the state there would save too little.
+    ``soft`` also passes a line that is nearer than half a grid to an off-grid start when it reaches a farther one: the state there would
+    save too little.
 
     Progress: with a budget of min(max_chunk, target - start) the result is positive, under ``soft`` with a budget of one.
     At ``target`` the next row is the prompt's tail or a window: all of its K+1 tokens, or 0.

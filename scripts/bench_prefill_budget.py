@@ -2,9 +2,9 @@
 
     python -m scripts.bench_prefill_budget CHECKPOINT [--budgets 0 256 128 64 32] [--streams 4] [--prompts 3] [--prompt-tokens 2048]
 
-One engine for each budget (0: none), in turns. ``--streams`` requests decode all the time, for ``--alone-steps`` steps by themselves, then beside
-long prompts that come one after the other, each when the one before has its first token. What counts is the time between two
-steps that bring a stream tokens: median, 99th percentile and longest; and the prompts' own time to the first token.
+One engine for each budget (0: none), in turns. ``--streams`` requests decode all the time, for ``--alone-steps`` steps by themselves, then
+beside long prompts that come one after the other, each when the one before has its first token. What counts is the time between
+two steps that bring a stream tokens: median, 99th percentile and longest; and the prompts' own time to the first token.
 """
 
 from __future__ import annotations

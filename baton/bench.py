@@ -79,7 +79,9 @@ app.command("serve", help="Plain prompts: random, from a file, or with the lengt
 app.command("fewshot", help="Questions behind the same worked examples: a prefix cache's load, with the state audit's line.")(
     bench_fewshot.command
 )
-app.command("compare", help="Two reports of bench swe: the same instances resolved, the same token ids?")(bench_compare.command)
+app.command("compare", help="Two reports of the same load: the same answers, token by token, and how many are others?")(
+    bench_compare.command
+)
 
 
 def _show(title: str, result: dict[str, Any], as_json: bool) -> None:

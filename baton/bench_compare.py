@@ -1,4 +1,4 @@
-"""``baton bench compare``: two reports of ``bench swe --tokens``."""
+"""``baton bench compare``: two reports of a load, made with ``--json --tokens``."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from loadgen.compare import compare
 
 
 def command(
-    one: Annotated[Path, typer.Argument(help="What bench swe --json --tokens printed.")],
+    one: Annotated[Path, typer.Argument(help="What a load command printed with --json --tokens.")],
     other: Annotated[Path, typer.Argument(help="The same of another server.")],
 ) -> None:
     with errors_as_exit():
         result = compare(_read(one), _read(other))
-    if result.difference:
-        out.print(f"[bold red]different[/bold red]: {result.difference}")
+    if result.differences:
+        told = f"{len(result.differences)} of {result.sessions} sessions; the first: {result.differences[0]}"
+        out.print(f"[bold red]different[/bold red]: {told}")
         sys.exit(EXIT_FAILURE)
-    out.print(
-        f"[bold green]the same[/bold green]: {result.sessions} sessions resolved alike, {result.tokens} tokens in {result.turns} turns"
-    )
+    out.print(f"[bold green]the same[/bold green]: {result.sessions} sessions, {result.tokens} tokens in {result.turns} turns")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from baton.console import EXIT_FAILURE, EXIT_STOPPED, err, errors_as_exit, out
 from baton.load_table import load_table
 from baton.local_server import Target
-from baton.reproduce import ABOUT
+from baton.reproduce import REPRODUCTIONS
 from baton.up import Plan
 from loadgen.client import Client, find_server, http_client
 from loadgen.plot import check_plot, plot
@@ -99,7 +99,7 @@ async def _load(load: Load, plan: Plan | None, outcome: _Outcome) -> None:
     if plan is not None:
         err.print("[dim]starting a cluster for this load; --url takes one that runs already …[/dim]")
         if fault := load.target.local.reproduce:
-            err.print(f"[bold red]with the fault {fault}[/bold red]: {ABOUT[fault]}")
+            err.print(f"[bold red]with the fault {fault}[/bold red]: {REPRODUCTIONS[fault].about}")
     async with load.target.serve(plan) as url, http_client(load.target.api_key()) as http:
         server = await find_server(http, url, load.target.model_name)
         outcome.server = {"model": server.model, "owned_by": server.owner}

@@ -29,7 +29,7 @@ class LocalOptions:
     """Of its workers, and their longest chunk, as is the following."""
     max_running: int | None = None
     reproduce: Fault | None = None
-    """Another system's fault in its decode workers."""
+    """Another system's fault in its workers."""
 
     def given(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}

@@ -1,8 +1,8 @@
-"""Two reports of the same instances: resolved alike, and token by token the same?"""
+"""Two reports of the same load: resolved alike, and token by token the same?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +10,20 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Comparison:
     sessions: int
+    """That are in either; turns and tokens are the first report's."""
     turns: int
     tokens: int
-    difference: str | None
-    """The first one, in words; None: there is none."""
+    differences: tuple[str, ...]
+    """In words: of each session that isn't the same, the first one."""
 
 
 def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
     """Tries that failed are left out. Raises ValueError when a report has no token ids (``--tokens``)."""
     first, second = _by_name(one), _by_name(other)
     turns = [turn for session in first.values() for turn in _answered(session)]
-    return Comparison(len(first), len(turns), sum(len(turn["token_ids"]) for turn in turns), _difference(first, second))
+    return Comparison(
+        len(first.keys() | second.keys()), len(turns), sum(len(turn["token_ids"]) for turn in turns), tuple(_differences(first, second))
+    )
 
 
 def _answered(session: Mapping[str, Any]) -> list[Any]:
@@ -38,16 +41,19 @@ def _by_name(report: Mapping[str, Any]) -> dict[str, Any]:
     return sessions
 
 
-def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    if missing := sorted(first.keys() ^ second.keys()):
-        return f"session {missing[0]} is in one of them only"
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(first.keys() ^ second.keys()):
+        yield f"session {name} is in one of them only"
     for name, session in first.items():
-        other = second[name]
-        if found := _of_turns(_answered(session), _answered(other)):
-            return f"session {name}: {found}"
-        if session["resolved"] != other["resolved"]:
-            return f"session {name}: resolved is {session['resolved']} against {other['resolved']}"
-    return None
+        if name in second and (found := _of_session(session, second[name])):
+            yield f"session {name}: {found}"
+
+
+def _of_session(session: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    if found := _of_turns(_answered(session), _answered(other)):
+        return found
+    same = session["resolved"] == other["resolved"]
+    return None if same else f"resolved is {session['resolved']} against {other['resolved']}"
 
 
 def _of_turns(ones: Sequence[Any], others: Sequence[Any]) -> str | None:

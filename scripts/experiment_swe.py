@@ -51,7 +51,7 @@ def _run(*options: str) -> dict[str, Any]:
 def _line(name: str, report: dict[str, Any], first: dict[str, Any]) -> str:
     low, high = report["accuracy_95"]
     result = compare(first, report)
-    same = f"{result.sessions} sessions, {result.turns} turns, {result.tokens} tokens" if result.difference is None else result.difference
+    same = result.differences[0] if result.differences else f"{result.sessions} sessions, {result.turns} turns, {result.tokens} tokens"
     cells = (
         name,
         f"{report['resolved']} / {report['instances']}",

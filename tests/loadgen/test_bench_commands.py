@@ -117,7 +117,7 @@ def test_its_own_cluster_has_token_ids_that_can_be_compared(tmp_path: Path, in_p
     other.write_text(json.dumps(changed))
     code, told = in_process("compare", str(one), str(other))
     assert code == 1
-    assert "session 1: turn 1, token 0" in told
+    assert "1 of 2 sessions; the first: session 1: turn 1, token 0" in told
 
 
 @pytest.mark.parametrize(

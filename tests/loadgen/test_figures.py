@@ -109,7 +109,7 @@ def as_report(*turns: list[int], resolved: bool = True, name: str = "7") -> dict
     [
         (as_report([1, 2], [3]), None),
         (as_report([1, 2], [4]), "session 7: turn 2, token 0: 3 against 4"),
-        (as_report([1, 2, 5], [3]), "session 7: turn 1, 2 tokens against 3 tokens"),
+        (as_report([1, 2, 5], [3]), "session 7: turn 1, 2 tokens against 3"),
         (as_report([1, 2]), "session 7: 2 turns against 1"),
         (as_report([1, 2], [3], resolved=False), "session 7: resolved is True against False"),
         (as_report([1, 2], [3], name="8"), "session 7 is in one of them only"),
@@ -117,14 +117,26 @@ def as_report(*turns: list[int], resolved: bool = True, name: str = "7") -> dict
 )
 def test_the_first_difference_is_named(other: dict[str, Any], difference: str | None) -> None:
     result = compare(as_report([1, 2], [3]), other)
-    assert result.difference == (difference and difference.replace("3 tokens", "3"))
-    assert (result.sessions, result.turns, result.tokens) == (1, 2, 3)
+    assert result.differences[:1] == ((difference,) if difference else ())
+    assert (result.turns, result.tokens) == (2, 3)
 
 
 def test_tries_that_failed_are_not_compared() -> None:
     retried = as_report([1, 2], [], [3])
     retried["sessions"][0]["turns"][1]["failure"] = "http 502"
-    assert compare(retried, as_report([1, 2], [3])).difference is None
+    assert compare(retried, as_report([1, 2], [3])).differences == ()
+
+
+def test_every_session_that_differs_counts() -> None:
+    one, other = ({"sessions": [as_report([n], name=str(n))["sessions"][0] for n in names]} for names in ((1, 2, 3), (2, 3, 4)))
+    other["sessions"][0]["turns"][0]["token_ids"] = [9]
+    result = compare(one, other)
+    assert result.sessions == 4
+    assert result.differences == (
+        "session 1 is in one of them only",
+        "session 4 is in one of them only",
+        "session 2: turn 1, token 0: 2 against 9",
+    )
 
 
 @pytest.mark.parametrize(("report", "why"), [({}, "no sessions"), ({"sessions": [{"name": "1", "turns": [{}]}]}, "--tokens")])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from engine.prefix_cache.tree import Trail
+from engine.prefix_cache.nodes import Trail
 from engine.request import EngineRequest
 from engine.sampling import Sampler
 from engine.transaction import StateTransaction

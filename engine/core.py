@@ -31,11 +31,11 @@ from engine.planner import ChunkRule
 from engine.policies import OURS, Policies
 from engine.pools import Pools
 from engine.prefix_cache.cache import PrefixCache, Who
+from engine.prefix_cache.nodes import Salt, Why
 from engine.prefix_cache.observer import CacheObserver
 from engine.prefix_cache.publishing import Claim, PublishView
 from engine.prefix_cache.stats import CacheStats
 from engine.prefix_cache.tier import SecondTier
-from engine.prefix_cache.tree import Salt, Why
 from engine.request import (
     CachedPrefix,
     EngineEvent,

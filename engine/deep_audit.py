@@ -18,8 +18,8 @@ from torch import Tensor
 from engine.audit import AuditLog, Violation
 from engine.drafter import Drafter, Entries
 from engine.pools import Pools
+from engine.prefix_cache.nodes import Snapshot
 from engine.prefix_cache.observer import PublishRecord, ResumeRecord
-from engine.prefix_cache.tree import Snapshot
 from engine.rows import Row, RowKind
 from engine.runner import Model, Runner
 from kernels.contract import SINK

@@ -17,8 +17,8 @@ import numpy as np
 
 from engine.models.info import ModelInfo
 from engine.pools import Pools
+from engine.prefix_cache.nodes import Salt
 from engine.prefix_cache.tier import TierEntry
-from engine.prefix_cache.tree import Salt
 from engine.snapshot_files import PageName, SnapshotFiles
 from protocol.regions import Region
 

@@ -13,9 +13,9 @@ from engine.planned import Planned
 from engine.planner import Candidate, ChunkRule, pads_tail, share_budget
 from engine.policies import Policies
 from engine.pools import Pools
-from engine.prefix_cache.cache import NO_HIT, Hit, PrefixCache, Who
-from engine.prefix_cache.leaders import MIN_GAIN, Leader, choose_wait, longest_wait
-from engine.prefix_cache.tree import Trail, common_length
+from engine.prefix_cache.cache import PrefixCache, Who
+from engine.prefix_cache.leaders import MIN_GAIN, Leader, choose_wait, common_length, longest_wait
+from engine.prefix_cache.nodes import NO_HIT, Hit, Trail
 from engine.rows import RowKind
 from engine.transaction import StateTransaction
 from protocol.messages import Load
@@ -183,14 +183,16 @@ class Scheduler:
         room = self._room()
         if room.rows <= 0:
             return
-        asking = [active for active in self._waiting if not self._waits_for_another(active)]
+        leaders = [active for active in self._running() if _leads(active)]
+        asking = [active for active in self._waiting if not self._waits_for_another(active, leaders)]
         needs = [self.need(active, self._look_within(active, room)) for active in asking]
         admitted = choose_admissions(needs, [active.overtaken for active in asking], room)
         for index, active in enumerate(asking):
             active.overtaken = 0 if index in admitted else active.overtaken + sum(1 for other in admitted if other > index)
         for active in (asking[index] for index in admitted):
-            if not self._waits_for_another(active):  # one that was admitted just now
+            if not self._waits_for_another(active, leaders):
                 self._start(active, room)
+                leaders += [active] if _leads(active) else []
 
     def _start(self, active: ActiveRequest, room: Pages) -> None:
         self._waiting.remove(active)
@@ -283,16 +285,16 @@ class Scheduler:
         hit = self._look(active)
         return hit if self.need(active, hit).fits(room) else NO_HIT
 
-    def _waits_for_another(self, active: ActiveRequest) -> bool:
-        """Whether a running request computes what this one needs, and will be there sooner than this one could be by itself."""
+    def _waits_for_another(self, active: ActiveRequest, leaders: Sequence[ActiveRequest]) -> bool:
+        """Whether one of ``leaders`` computes what this one needs, and will be there sooner than this one could be by itself."""
         if self._cache is None or active.trail is None:
             return False
-        others = {other.arrival: other for other in self._running() if _leads(other, active)}
+        others = {other.arrival: other for other in leaders if other.trail is not None and other.trail.salt == active.trail.salt}
         if not others:
             return False
         cached = self._look(active).state_tokens
         wait = choose_wait(
-            (_leader(active, other) for other in others.values()),
+            (_leader(active, other) for other in others.values() if _may_lead(other, active, cached)),
             cached=cached,
             limit=active.prefill_end,
             block_tokens=self._pools.blocks.block_tokens,
@@ -367,11 +369,15 @@ class Scheduler:
         assert len(active.blocks) * self._pools.blocks.block_tokens >= active.computed, f"computed without blocks: {active.told()}"
 
 
-def _leads(other: ActiveRequest, active: ActiveRequest) -> bool:
-    """Whether ``other`` computes a prefill that the cache will show to ``active``."""
-    if other.trail is None or active.trail is None or other.trail.salt != active.trail.salt:
-        return False
-    return other.computed < other.prefill_end
+def _leads(active: ActiveRequest) -> bool:
+    """Whether it computes a prefill that the cache will show to others."""
+    return active.trail is not None and active.computed < active.prefill_end
+
+
+def _may_lead(other: ActiveRequest, active: ActiveRequest, cached: int) -> bool:
+    """False: they part before anything that is still to be computed. One token tells it of nearly all that have little in common."""
+    position = max(other.computed, cached)
+    return active.tokens[position : position + 1] == other.tokens[position : position + 1]
 
 
 def _leader(active: ActiveRequest, other: ActiveRequest) -> Leader:

@@ -26,8 +26,8 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.deep_audit import BUSY_STEPS, BUSY_TOKENS, DeepAudit
 from engine.file_tier import open_file_tier
+from engine.prefix_cache.nodes import Salt
 from engine.prefix_cache.tier import TierEntry
-from engine.prefix_cache.tree import Salt
 from engine.request import EngineRequest
 from engine.transaction import StateTransaction
 from protocol.ids import RequestId, RequestKey

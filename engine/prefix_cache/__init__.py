@@ -1,6 +1,7 @@
 """What was computed once and is still known: KV blocks in a tree over tokens, states at exact positions on its nodes.
 
-tree.py         the tree: nodes, snapshots, and a request's way through it. Tokens and page numbers, no tensor
+nodes.py        nodes, snapshots, a request's way through them, and what it finds
+tree.py         the tree over them. Tokens and page numbers, no tensor
 publishing.py   what a request has to offer after a step (a pure rule)
 eviction.py     what is given up first (a pure rule)
 leaders.py      whom to wait for, where to stop for those who wait (pure rules)

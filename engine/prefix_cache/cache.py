@@ -10,6 +10,7 @@ What is true. A snapshot is taken after the step that made the state, and only o
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,42 +18,14 @@ from dataclasses import dataclass, field, replace
 from engine.audit import AuditLog, Violation
 from engine.policies import Policies
 from engine.pools import Pools
+from engine.prefix_cache.nodes import Hit, Node, Salt, Snapshot, Trail, Why
 from engine.prefix_cache.observer import CacheObserver, PublishRecord, ResumeRecord
 from engine.prefix_cache.publishing import Claim
 from engine.prefix_cache.stats import CacheStats
 from engine.prefix_cache.tier import SecondTier, StoredPrefix, TierEntry
-from engine.prefix_cache.tree import Node, Salt, Snapshot, Trail, Tree, Why
+from engine.prefix_cache.tree import Tree
 from engine.request import CachedPrefix
 from protocol.ids import RequestKey
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """What a request goes on from: KV of the nodes, and a state."""
-
-    nodes: tuple[Node, ...] = ()
-    snapshot: Snapshot | None = None
-    kv_tokens: int = 0
-    """The end of the last node."""
-
-    @property
-    def state_tokens(self) -> int:
-        return self.snapshot.position if self.snapshot is not None else 0
-
-    def without_state(self) -> Hit:
-        return replace(self, snapshot=None)
-
-    @property
-    def blocks(self) -> list[int]:
-        return [node.block for node in self.nodes]
-
-    @property
-    def partial(self) -> int | None:
-        """The snapshot's partly filled block, when no node covers it."""
-        return self.snapshot.partial if self.snapshot is not None and self.snapshot.position > self.kv_tokens else None
-
-
-NO_HIT = Hit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +63,16 @@ class PrefixCache:
         return self._tree.trail(self._salt._replace(cache_salt=cache_salt))
 
     def look(self, trail: Trail, tokens: Sequence[int], limit: int, who: Who) -> Hit:
-        """The longest KV and the deepest state of tokens [0, limit). Drops states that turn out to be lies."""
+        """The longest KV and the deepest state of tokens [0, limit). Drops states that turn out to be lies.
+
+        As long as nothing in the tree changes, whoever looks again is told the same: ``tokens`` of one trail only grow.
+        """
+        if trail.looked != (self._tree.changes, limit) or (trail.hit.snapshot is not None and self._is_lie(trail.hit.snapshot)):
+            trail.hit = self._find(trail, tokens, limit, who)
+            trail.looked = self._tree.changes, limit  # as they are now: a lie that was dropped is a change
+        return trail.hit
+
+    def _find(self, trail: Trail, tokens: Sequence[int], limit: int, who: Who) -> Hit:
         self._tree.follow(trail, tokens, limit)
         while (snapshot := self._tree.deepest_snapshot(trail, tokens, limit)) is not None and self._is_lie(snapshot):
             self._stats.refused_resumes += 1
@@ -117,9 +99,10 @@ class PrefixCache:
 
     def idle_pages(self, hit: Hit) -> tuple[int, int]:
         """Blocks and slots that count as available now and won't when the hit is pinned."""
-        kept = hit.blocks + ([hit.partial] if hit.partial is not None else [])
-        slots = [hit.snapshot.slot] if hit.snapshot is not None else []
-        return sum(map(self._blocks.is_idle, kept)), sum(map(self._slots.is_idle, slots))
+        first = bisect_left(hit.nodes, True, key=lambda node: self._blocks.is_idle(node.block))  # behind an idle block all are
+        partial = hit.partial is not None and self._blocks.is_idle(hit.partial)
+        state = hit.snapshot is not None and self._slots.is_idle(hit.snapshot.slot)
+        return len(hit.nodes) - first + partial, int(state)
 
     # --- going on from it
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.prefix_cache.tree import Snapshot, Why
+from engine.prefix_cache.nodes import Snapshot, Why
 
 Score = Callable[[Snapshot], float]
 

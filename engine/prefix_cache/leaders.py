@@ -6,11 +6,14 @@ token budget, so what they computed beside it would only keep both from going on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MIN_GAIN = 32
 """Tokens. Neither a wait nor an extra stop of a chunk is worth less. See docs/prefix-cache.md for the figures."""
+
+PIECE = 256
+"""Tokens that are compared at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +65,10 @@ def choose_wait(leaders: Iterable[Leader], *, cached: int, limit: int, block_tok
 def longest_wait(tokens: int, max_chunk: int) -> int:
     """Steps that a request may wait for a leader to compute ``tokens``; then it goes on alone, whatever the leader does."""
     return 4 + 2 * -(-tokens // max_chunk)
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens are the same. Piece by piece: what parts early costs little, and what is equal is compared by the slice."""
+    end = min(len(one), len(other))
+    first = next((i for i in range(0, end, PIECE) if tuple(one[i : i + PIECE]) != tuple(other[i : i + PIECE])), end)
+    return next((i for i in range(first, end) if one[i] != other[i]), end)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.prefix_cache.tree import Salt, Snapshot, Why
+from engine.prefix_cache.nodes import Salt, Snapshot, Why
 from protocol.ids import RequestKey
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.prefix_cache.tree import Why
+from engine.prefix_cache.nodes import Why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.prefix_cache.tree import Salt
+from engine.prefix_cache.nodes import Salt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

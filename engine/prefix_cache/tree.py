@@ -12,115 +12,8 @@ uses the tree (``cache.py``) keeps the pages alive.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple
 
-Tokens = tuple[int, ...]
-
-
-class Salt(NamedTuple):
-    """All that decides what a token's KV and state are, but the tokens: prefixes are shared within one salt only."""
-
-    weights_digest: str
-    adapter: str | None
-    dtype: str
-    cache_salt: str | None
-    """The caller's own: who must not find each other's prompts uses different ones."""
-
-
-class Why(Enum):
-    """Why there is a snapshot at its position."""
-
-    GRID = "grid"
-    PROMPT = "prompt"
-    """The end of a prefill: N-1."""
-    BRANCH = "branch"
-    """Requests have been seen to part here."""
-    OUTPUT = "output"
-    """The end of an answer: the next turn goes on here."""
-    LANDED = "landed"
-    """Came from a peer, at N-1."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Snapshot:
-    """h(position) with its hidden tail, in a slot that nobody writes any more."""
-
-    node: Node
-    tail: Tokens
-    """The tokens behind the node's block, fewer than a block."""
-    position: int
-    slot: int
-    partial: int | None
-    """The block of the tail's KV; positions behind the tail may be anything. None without a tail."""
-    why: Why
-    shallower: Snapshot | None = None
-    """The nearest one on the way to the root: what a request falls back to when this one is gone."""
-    deeper: set[Snapshot] = field(default_factory=set)
-    hits: int = 0
-    clock: float = 0.0
-    """Of the eviction rule, when the snapshot was last useful."""
-    used_at: int = 0
-    """Number of the cache's use that touched it last."""
-
-    @property
-    def gain(self) -> int:
-        """Tokens that a hit here saves beyond those that the next shallower snapshot would save."""
-        return self.position - (self.shallower.position if self.shallower is not None else 0)
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One full block behind its parent's. The root is no block: depth 0."""
-
-    parent: Node | None
-    tokens: Tokens
-    block: int
-    depth: int
-    """Blocks from the root to here, this one included."""
-    alive: bool = True
-    children: dict[Tokens, Node] = field(default_factory=dict)
-    snapshots: dict[Tokens, Snapshot] = field(default_factory=dict)
-    """By tail."""
-
-    @property
-    def is_bare(self) -> bool:
-        """Nothing is behind it: it can go."""
-        return not self.children and not self.snapshots
-
-    def up(self) -> Iterator[Node]:
-        """This node, its parent and so on, the root included."""
-        node: Node | None = self
-        while node is not None:
-            yield node
-            node = node.parent
-
-    def path(self) -> list[Node]:
-        """From the first block to this node; empty for the root."""
-        return [node for node in self.up() if node.depth > 0][::-1]
-
-    def prefix(self) -> list[int]:
-        """The tokens from the root to the end of this block."""
-        return [token for node in self.path() for token in node.tokens]
-
-
-class Trail:
-    """A request's way through the tree: the nodes whose tokens are the request's own, from the root on."""
-
-    def __init__(self, salt: Salt, root: Node) -> None:
-        self.salt = salt
-        self.root = root
-        self.nodes: list[Node] = []
-        self.flushes = 0
-        """How often the cache had been flushed when the request began to use these nodes."""
-
-    @property
-    def end(self) -> Node:
-        return self.at(len(self.nodes))
-
-    def at(self, depth: int) -> Node:
-        return self.nodes[depth - 1] if depth > 0 else self.root
+from engine.prefix_cache.nodes import Node, Salt, Snapshot, Tokens, Trail, Why
 
 
 class Tree:
@@ -132,6 +25,8 @@ class Tree:
         self.num_nodes = 0
         self.snapshots: dict[Snapshot, None] = {}
         """All of them, in order of age."""
+        self.changes = 0
+        """How often anything came or went: what was found is true as long as this stays."""
 
     # --- finding
 
@@ -164,8 +59,10 @@ class Tree:
     def deepest_snapshot(self, trail: Trail, tokens: Sequence[int], limit: int) -> Snapshot | None:
         """The last one at or before ``limit`` whose tokens are the first of ``tokens``. The trail has just been followed."""
         for node in (*reversed(trail.nodes), trail.root):
+            if not node.snapshots:
+                continue
             start = node.depth * self.block_tokens
-            for length in range(min(self.block_tokens - 1, limit - start), -1, -1) if node.snapshots else ():
+            for length in range(min(self.block_tokens - 1, limit - start), -1, -1):
                 found = node.snapshots.get(tuple(tokens[start : start + length]))
                 if found is not None:
                     return found
@@ -187,6 +84,7 @@ class Tree:
         assert tokens not in parent.children, "this block is there already"
         node = parent.children[tokens] = Node(parent, tokens, block, parent.depth + 1)
         self.num_nodes += 1
+        self.changes += 1
         return node
 
     def propose(self, node: Node, tail: Tokens, slot: int, partial: int | None, why: Why) -> Snapshot:
@@ -204,6 +102,7 @@ class Tree:
         self._link(snapshot)
         node.snapshots[tail] = snapshot
         self.snapshots[snapshot] = None
+        self.changes += 1
 
     # --- shrinking
 
@@ -211,6 +110,7 @@ class Tree:
         """Its deeper neighbours fall back to its shallower one."""
         del snapshot.node.snapshots[snapshot.tail]
         del self.snapshots[snapshot]
+        self.changes += 1
         for deeper in snapshot.deeper:
             deeper.shallower = snapshot.shallower
         if snapshot.shallower is not None:
@@ -225,6 +125,7 @@ class Tree:
         node.alive = False
         del node.parent.children[node.tokens]
         self.num_nodes -= 1
+        self.changes += 1
         self._forget_root(node.parent)
 
     # --- looking at the whole
@@ -296,15 +197,3 @@ class Tree:
                 return node is snapshot.node and behind[: len(tail)] == tail
             behind = node.tokens
         return False
-
-
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first tokens are the same. Halving, so that long equal runs are compared in few steps."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tuple(one[low:middle]) == tuple(other[low:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from engine.core import EngineCore
+from engine.prefix_cache.nodes import Snapshot
 from engine.prefix_cache.observer import PublishRecord, ResumeRecord
-from engine.prefix_cache.tree import Snapshot
 from engine.request import EngineRequest, FinishedEvent, SealedEvent, StartedEvent
 from tests.engine.engine_kit import Drive, MakeCore, key, prompt, request
 

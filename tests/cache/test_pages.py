@@ -11,8 +11,8 @@ import torch
 from engine.core import EngineCore
 from engine.policies import Policies
 from engine.prefix_cache.eviction import least_recently_used
+from engine.prefix_cache.nodes import Why
 from engine.prefix_cache.publishing import Claim, PublishView, publish_reached
-from engine.prefix_cache.tree import Why
 from engine.request import SealedEvent
 from tests.cache.cache_kit import ROOMY, Watcher, cached, expected, family, one_by_one, plain_pages
 from tests.engine.engine_kit import KERNELS, Drive, MakeCore, assert_whole, key, poison, prompt, request

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prefix_cache.tree import Salt, Trail, Tree, Why, common_length
+from engine.prefix_cache.leaders import common_length
+from engine.prefix_cache.nodes import Salt, Trail, Why
+from engine.prefix_cache.tree import Tree
 
 SALT = Salt("weights", None, "float32", None)
 sequences = st.lists(st.integers(0, 1), max_size=14).map(tuple)

@@ -10,8 +10,8 @@ import torch
 from engine.audit import AuditLog
 from engine.core import EngineCore
 from engine.deep_audit import BUSY_STEPS, DeepAudit
+from engine.prefix_cache.nodes import Node, Salt, Snapshot, Why
 from engine.prefix_cache.observer import ResumeRecord
-from engine.prefix_cache.tree import Node, Salt, Snapshot, Why
 from engine.request import SealedEvent
 from tests.engine.engine_kit import Drive, MakeCore, key, prompt, request
 

@@ -14,8 +14,8 @@ from engine.models.info import ModelInfo
 from engine.models.nemotron_h import model_dims
 from engine.models.nemotron_h_config import parse_config
 from engine.pools import Pools
+from engine.prefix_cache.nodes import Salt
 from engine.prefix_cache.tier import TierEntry
-from engine.prefix_cache.tree import Salt
 from tests.engine.engine_kit import MODEL, VOCAB, prompt
 
 BLOCK = 4

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from engine.planner import ChunkRule
 from engine.policies import Policies
+from engine.prefix_cache.nodes import Why
 from engine.prefix_cache.publishing import Claim, PublishView, publish_reached
-from engine.prefix_cache.tree import Why
 from tests.reproductions.column_server import old_split
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from engine.config import ChunkPolicy
 from engine.policies import OURS, Policies
+from engine.prefix_cache.nodes import Snapshot
 from engine.prefix_cache.observer import PublishRecord, ResumeRecord
 from engine.prefix_cache.publishing import Claim, PublishView, publish_reached
-from engine.prefix_cache.tree import Snapshot
 from engine.request import EngineRequest, FailedEvent, Origin, SealedEvent
 from protocol.ids import RequestId, RequestKey
 from protocol.sampling import SamplingParams

@@ -9,11 +9,13 @@ from typing import Any
 import httpx
 from typer.testing import CliRunner
 
+from baton.bench_fewshot import audit_of
 from baton.cluster import LocalCluster
 from baton.local_server import with_worker_settings
 from baton.main import app
 from baton.own_cluster import plan_own_cluster
 from baton.reproduce import REPRODUCTIONS, Fault, with_fault
+from loadgen.client import Client, find_server
 from tests.system.cluster_kit import PATIENCE_S, complete
 
 FAULT = Fault.COLUMN_PUBLISHING_BELIEVED
@@ -31,12 +33,12 @@ async def ask_many(client: httpx.AsyncClient, draw: random.Random) -> None:
     await asyncio.gather(*(complete(client, [*tokens[: GRID + 1], 9, 10], max_tokens=2) for tokens in beginnings))
 
 
-async def until_told(client: httpx.AsyncClient) -> dict[str, Any]:
-    """The audit's report, when it has found the fault both ways. The workers' own counts come with their next heartbeats."""
-    draw = random.Random(5)
+async def until_told(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
+    """What a load's report has of the audit, when that has found the fault both ways. The workers' own counts come with heartbeats."""
+    draw, load = random.Random(5), Client(client, await find_server(client, url), {}, PATIENCE_S)
     for _ in range(ROUNDS):
         await ask_many(client, draw)
-        report: dict[str, Any] = (await client.get("/audit")).json()
+        report: dict[str, Any] = (await audit_of(load))["audit"]
         if purposes(report) >= BOTH_WAYS and any(worker["violations"] for worker in report["workers"]):
             return report
     raise AssertionError(report)
@@ -53,7 +55,7 @@ async def test_the_audit_tells_the_fault_and_names_the_prefill_worker() -> None:
     async with cluster, httpx.AsyncClient(base_url=plan.url, timeout=PATIENCE_S) as client:
         await cluster.ready(timeout_s=PATIENCE_S)
         assert {worker["info"]["policies"] for worker in (await client.get("/health")).json()["workers"]} == {REPRODUCTIONS[FAULT].policies}
-        report = await until_told(client)
+        report = await until_told(client, plan.url)
         metrics = (await client.get("/metrics")).text
         told = await asyncio.to_thread(CliRunner().invoke, app, ["audit", "--url", plan.url], env={"COLUMNS": "200"})
     assert purposes(report) == BOTH_WAYS

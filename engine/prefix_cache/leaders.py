@@ -6,7 +6,7 @@ token budget, so what they computed beside it would only keep both from going on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MIN_GAIN = 32
@@ -67,8 +67,8 @@ def longest_wait(tokens: int, max_chunk: int) -> int:
     return 4 + 2 * -(-tokens // max_chunk)
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(one: list[int], other: list[int]) -> int:
     """How many first tokens are the same. Piece by piece: what parts early costs little, and what is equal is compared by the slice."""
     end = min(len(one), len(other))
-    first = next((i for i in range(0, end, PIECE) if tuple(one[i : i + PIECE]) != tuple(other[i : i + PIECE])), end)
+    first = next((i for i in range(0, end, PIECE) if one[i : i + PIECE] != other[i : i + PIECE]), end)
     return next((i for i in range(first, end) if one[i] != other[i]), end)

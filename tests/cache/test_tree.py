@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prefix_cache.leaders import common_length
+from engine.prefix_cache.leaders import PIECE, common_length
 from engine.prefix_cache.nodes import Salt, Trail, Why
 from engine.prefix_cache.tree import Tree
 
@@ -106,9 +106,10 @@ def test_a_trail_survives_its_root() -> None:
     tree.check()
 
 
-@given(one=sequences, other=sequences)
-def test_common_length(one: tuple[int, ...], other: tuple[int, ...]) -> None:
-    length = common_length(one, other)
+@given(one=sequences, other=sequences, before=st.sampled_from([0, PIECE - 3, 2 * PIECE]))
+def test_common_length(one: tuple[int, ...], other: tuple[int, ...], before: int) -> None:
+    one, other = (0,) * before + one, (0,) * before + other
+    length = common_length([*one], [*other])
     assert one[:length] == other[:length]
     assert length == min(len(one), len(other)) or one[length] != other[length]
 

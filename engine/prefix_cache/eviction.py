@@ -1,7 +1,7 @@
 """Which snapshot is given up first when slots are short: the one with the lowest score. Pure rules.
 
 When blocks are short, age alone decides, because every block saves as many tokens; and KV without a snapshot behind it, which
-saves no computation, goes before any; see ``cache.py``.
+saves no computation, goes before any; see ``kept.py``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
                          └─── [32,48)'          where requests part
 
 Children and tails are found by their tokens themselves, so nothing can collide. Page numbers and positions only: whoever
-uses the tree (``cache.py``) keeps the pages alive.
+uses the tree (``kept.py``) keeps the pages alive.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class ModelFreeCore(EngineCore):
     def __init__(self, policies: Policies = OURS, **config: Any) -> None:
         merged: dict[str, Any] = {"model": Path("none"), "kernels": "torch", "speculation": 3, "max_model_len": MAX_LEN} | config
         super().__init__(EngineConfig(**merged), LoadedModel(_NoModel(), _INFO), policies)
-        self._runner = _PositionRunner(self.pools)
-        self._drafter = _PositionDrafter()
+        self._stepper.runner = _PositionRunner(self.pools)
+        self._stepper.drafter = _PositionDrafter()
         self._held = self.pools.slots.tensor.numpy()
 
     def held(self, slot: int) -> int | None:

@@ -246,7 +246,7 @@ async def test_what_goes_wrong_when_a_request_is_placed_at_once_is_its_own(harne
     decode = await harness.decode()
     decode.script = harness.says(" cat")
     with monkeypatch.context() as broken:
-        broken.setattr("router.cluster.place", None)
+        broken.setattr("router.placer.place", None)
         assert (await harness.complete()).json()["error"]["code"] == "internal"
     assert (await harness.complete()).status_code == 200
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from baton.cluster import free_port
 from baton.main import app
@@ -27,6 +27,12 @@ def baton(*args: str, stdin: str = "", **variables: str) -> subprocess.Completed
     return subprocess.run(
         [sys.executable, "-m", "baton", *args], input=stdin, capture_output=True, text=True, timeout=250, env=environment, cwd="/"
     )
+
+
+def in_process(*args: str, stdin: str = "", **variables: str) -> Result:
+    """The same without a process of its own, which is where the time of a start goes."""
+    cleared: dict[str, str | None] = {key: None for key in os.environ if key.startswith("BATON_")}
+    return CliRunner().invoke(app, args, input=stdin, env=cleared | variables)
 
 
 def test_help_tells_every_subcommand() -> None:
@@ -57,9 +63,7 @@ def test_help_tells_every_subcommand() -> None:
     ],
 )
 def test_a_users_mistake_is_one_line_that_names_it_and_exit_code_2(args: tuple[str, ...], variables: dict[str, str], named: str) -> None:
-    """In this process, which is where the time of a start goes; the doors below are real."""
-    cleared: dict[str, str | None] = {key: None for key in os.environ if key.startswith("BATON_")}
-    told = CliRunner().invoke(app, args, env=cleared | variables)
+    told = in_process(*args, **variables)
     assert told.exit_code == 2, told.output
     assert isinstance(told.exception, SystemExit)
     assert named in told.stderr
@@ -89,7 +93,7 @@ def test_generate_answers_each_prompt_in_order_as_json_or_standard_input_and_spe
     records = [json.loads(line) for line in told.stdout.splitlines()]
     assert [record["prompt"] for record in records] == ["def f(x):", "class Baton:"]
     assert all(len(record["token_ids"]) == 12 and record["finish_reason"] == "length" for record in records)
-    speculative = baton("generate", "--json", "--max-tokens", "12", "--speculation", "5", stdin="class Baton:")
+    speculative = in_process("generate", "--json", "--max-tokens", "12", "--speculation", "5", stdin="class Baton:")
     assert json.loads(speculative.stdout) == records[1]
 
 
@@ -132,14 +136,14 @@ def test_up_passes_the_prefix_cache_on_to_all_workers(given: dict[str, object], 
 def test_a_binary_prompt_is_an_error_that_names_its_source(tmp_path: Path) -> None:
     file = tmp_path / "prompts"
     file.write_bytes(b"good\n\xff\xfe\n")
-    told = baton("generate", "--prompts-file", str(file))
-    assert told.returncode == 2
+    told = in_process("generate", "--prompts-file", str(file))
+    assert told.exit_code == 2
     assert f"prompts_file={file} is not UTF-8" in told.stderr
 
 
 def test_doctor_names_versions_and_the_kernels_with_the_reason() -> None:
-    told = baton("doctor", "--json", "--no-link")
-    assert told.returncode == 0, told.stderr
+    told = in_process("doctor", "--json", "--no-link")
+    assert told.exit_code == 0, told.output
     report = json.loads(told.stdout)
     assert report["packages"]["torch"].startswith("2.13.0")
     assert report["kernels"]["chosen"]
@@ -147,8 +151,8 @@ def test_doctor_names_versions_and_the_kernels_with_the_reason() -> None:
 
 
 def test_bench_decode_gives_json_with_the_spread() -> None:
-    told = baton("bench", "decode", "--json", "--runs", "1", "--new-tokens", "8", "--threads", "1")
-    assert told.returncode == 0, told.stderr
+    told = in_process("bench", "decode", "--json", "--runs", "1", "--new-tokens", "8", "--threads", "1")
+    assert told.exit_code == 0, told.output
     report = json.loads(told.stdout)
     assert report["decode tok/s, K=5"]["runs"] == 1
     assert report["ratio"] > 0

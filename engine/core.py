@@ -22,7 +22,7 @@ from engine.keeping import Keeper
 from engine.limits import limits_of
 from engine.models.info import ModelInfo
 from engine.models.loader import load_model
-from engine.policies import OURS, Policies
+from engine.policies import OURS, Policies, check_tier
 from engine.pools import Pools
 from engine.prefix_cache.cache import PrefixCache
 from engine.prefix_cache.nodes import Salt, Why
@@ -59,6 +59,7 @@ class EngineCore:
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel | None = None, policies: Policies = OURS) -> None:
         """Load the model (or take ``loaded``) and build the pools. Raises CheckpointError, or ValueError that names the setting."""
+        check_tier(config, policies)
         self.config = config
         self.kernels = kernels.select(config.kernels, config.threads)
         if loaded is None:
@@ -108,6 +109,7 @@ class EngineCore:
         """After the last step: what the cache keeps goes to its second tier, if it has one, and is written. May be called again."""
         tier, self._tier = self._tier, None
         if self.cache is not None and tier is not None:
+            tier.leave()
             self.cache.spill_all()
             self.cache.attach_tier(None)
             tier.close()

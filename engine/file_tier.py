@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from engine.models.info import ModelInfo
+from engine.page_file import PageName
 from engine.pools import Pools
 from engine.prefix_cache.nodes import Salt
 from engine.prefix_cache.tier import TierEntry
-from engine.snapshot_files import PageName, SnapshotFiles
+from engine.snapshot_files import SnapshotFiles
 from protocol.regions import Region
 
 DIGEST_BYTES = 16
@@ -121,6 +122,10 @@ class FileTier:
         """Forget everything."""
         self._files.clear()
         self._index()
+
+    def leave(self) -> None:
+        """The end is near: what is spilled from now on waits for the disk, within bounds, instead of being dropped."""
+        self._files.leave()
 
     def close(self) -> None:
         self._files.close()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.active import ActiveRequest
+from engine.config import EngineConfig
 from engine.planned import Planned, plan_tail
 from engine.planner import PlanChunk, plan_chunk
 from engine.prefix_cache.eviction import Score, greedy_dual
@@ -39,6 +40,18 @@ class Policies:
 
 
 OURS = Policies()
+
+
+def check_tier(config: EngineConfig, policies: Policies) -> None:
+    """Raises ValueError when what the policies get wrong could outlive them: pages in files are believed by whoever starts next.
+
+    A wrong state is truly tagged when it was computed from a believed lie, or by another plan of the tail.
+    """
+    if config.snapshot_dir is not None and not (policies.enforce_tags and policies.plan_tail is plan_tail):
+        raise ValueError(
+            f"snapshot_dir={str(config.snapshot_dir)!r} is not possible with policies that don't enforce_tags or have a plan_tail of "
+            "their own: the states they get wrong would outlive them there"
+        )
 
 
 def load_policies(where: str | None) -> Policies:

@@ -1,97 +1,53 @@
 """The second tier of the prefix cache: evicted pages in host files, found again by what their tokens are, after a restart too.
 
-One file per page, written beside its name and renamed into place, so that a reader sees a whole file or none. Its header says
-which format, model, layout, kind and position it is for; its checksum covers header and page. Whatever is wrong with a file,
-it counts as not there: the tokens are recomputed. Files of another model lie in another folder and are never opened.
+Which pages there are, how many bytes they may take, and a thread that writes them. Whatever is wrong with a file or the disk,
+the page counts as not there: the tokens are recomputed. Files of another model lie in another folder and are never opened.
 
-Point ``directory`` at a memory file system (/dev/shm) to have the tier in shared memory. Two workers may share a directory: a
-name always means the same tokens. Each bounds what it knows of, and knows all at its start.
+Point ``directory`` at a memory file system (/dev/shm) to have the tier in shared memory. Workers may share a directory: a name
+always means the same tokens. Each bounds what it knows of, and knows all at its start; what one forgets is gone for all.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import re
-import struct
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Literal
 
-import xxhash
+from engine.page_file import PageName
+from engine.page_folder import PageFolder
 
-PageKind = Literal["block", "snapshot"]
-
-FORMAT = 1
-_MAGIC = b"baton-page\n"
-_HEADER = struct.Struct("<11sBB16s32sQQQ")
-"""magic, format, kind, fingerprint, digest, position, bytes that follow, xxh3-64 of all that and them."""
-_KINDS: dict[PageKind, int] = {"block": 1, "snapshot": 2}
-_SUFFIX = ".page"
-_FILE = re.compile(rf"(block|snapshot)-((?:[0-9a-f]{{2}}){{1,32}})-(\d{{1,18}}){re.escape(_SUFFIX)}")
-_PARTIAL = ".partial"
-_ABANDONED_S = 60.0
-"""A file that is being written isn't older."""
 MAX_QUEUED_BYTES = 256 << 20
-"""Copies of pages that wait to be written; more are not kept."""
+"""Copies of pages that wait to be written; more are not kept. One page may be larger."""
+LEAVE_S = 30.0
+"""Most seconds that writing what is left takes at the end."""
 
 log = logging.getLogger("baton.cache")
 
 
-@dataclass(frozen=True, slots=True)
-class PageName:
-    kind: PageKind
-    digest: bytes
-    """Of the salt and the tokens before ``position``; at most 32 bytes."""
-    position: int
-    """A block's end; the position whose state a snapshot holds."""
-
-    @property
-    def file(self) -> str:
-        return f"{self.kind}-{self.digest.hex()}-{self.position}{_SUFFIX}"
-
-    @staticmethod
-    def of(file: str) -> PageName | None:
-        """None for a file that isn't named by us."""
-        match = _FILE.fullmatch(file)
-        return PageName("block" if match[1] == "block" else "snapshot", bytes.fromhex(match[2]), int(match[3])) if match else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    name: PageName
-    parts: list[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class _Removal:
-    names: list[PageName]
-
-
 class SnapshotFiles:
-    """Pages in, pages out. ``put`` never waits for a disk; ``read`` reads one file."""
+    """Pages in, pages out. ``put`` never waits for a disk before ``leave``; ``read`` reads one file. For one thread, but for the counts."""
 
     def __init__(self, directory: Path, fingerprint: bytes, max_bytes: int) -> None:
-        """``fingerprint``: 16 bytes, of everything that decides what a page's bytes mean. Raises OSError when the directory can't be made.
+        """``fingerprint``: 16 bytes, of everything that decides what a page's bytes mean. Raises OSError when the directory can't be
+        made or read.
 
-        The oldest files go when there are more than ``max_bytes``, and what a process left half-written when it died.
+        The oldest files go when there are more than ``max_bytes``, and what a process left half-written or half-removed when it died.
         """
-        self._folder = directory / fingerprint.hex()
-        self._fingerprint = fingerprint
+        self._folder = PageFolder(directory, fingerprint, log)
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._sizes: OrderedDict[PageName, int] = OrderedDict()  # by age of use, oldest first
-        self._num_bytes = 0
-        self._queued: dict[PageName, int] = {}
+        self._changed = threading.Condition()
+        self._sizes: OrderedDict[PageName, int] = OrderedDict(self._folder.pages())  # by age of use, oldest first
+        self._num_bytes = sum(self._sizes.values())
+        self._queued: OrderedDict[PageName, list[bytes]] = OrderedDict()  # the first is being written
+        self._queued_bytes = 0
+        self._flushed = True  # it may be that something set aside is there, of an earlier life
+        self._leave_by: float | None = None
+        self._ended = False
         self._counts: Counter[str] = Counter()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._scan()
-        self._queue: SimpleQueue[_Write | _Removal | None] = SimpleQueue()
+        self._make_room()
         self._writer = threading.Thread(target=self._write_all, name="snapshot-files", daemon=True)
         self._writer.start()
 
@@ -100,176 +56,156 @@ class SnapshotFiles:
     def put(self, name: PageName, *parts: memoryview) -> None:
         """Keep a copy of ``parts``. It is in a file a little later, or nowhere when the disk can't keep up."""
         size = sum(part.nbytes for part in parts)
-        with self._lock:
+        with self._changed:
             if name in self._queued:
                 return
             if name in self._sizes:
                 self._sizes.move_to_end(name)
                 return
-            if sum(self._queued.values()) + size > MAX_QUEUED_BYTES:
+            if self._ended or not self._wait_for_room(size):
                 self._counts["dropped"] += 1
                 return
-            self._queued[name] = size
-        self._queue.put(_Write(name, [bytes(part) for part in parts]))
+            self._queued[name] = [bytes(part) for part in parts]
+            self._queued_bytes += size
+            self._changed.notify_all()
+
+    def _wait_for_room(self, size: int) -> bool:
+        """Whether there is room in the queue; it is waited for only by who leaves."""
+
+        def has_room() -> bool:
+            return not self._queued or self._queued_bytes + size <= MAX_QUEUED_BYTES
+
+        if has_room() or self._leave_by is None:
+            return has_room()
+        return self._changed.wait_for(has_room, self._leave_by - time.monotonic())
 
     def has(self, name: PageName) -> bool:
         """As far as is known without looking at the disk."""
-        with self._lock:
+        with self._changed:
             return name in self._sizes
 
     def names(self) -> list[PageName]:
-        with self._lock:
+        with self._changed:
             return list(self._sizes)
 
     def read(self, name: PageName, *into: memoryview) -> bool:
-        """Fill ``into`` with what was put. False when it isn't there, or isn't what its name says: then it is counted and removed,
-        and ``into`` holds nothing that may be used."""
-        with self._lock:
+        """Fill ``into`` with what was put. False when it isn't there, can't be read or isn't what its name says: then it is counted
+        and forgotten, removed if the file is wrong, and ``into`` holds nothing that may be used."""
+        with self._changed:
             if name not in self._sizes:
                 return False
             self._sizes.move_to_end(name)
-        path = self._folder / name.file
-        try:
-            wrong = self._read_checked(path, name, into)
-            if wrong is None:
-                os.utime(path)  # its age, for the next process
-        except OSError as error:
-            wrong = error.strerror or str(error)
-        if wrong is not None:
-            log.warning("ignored %s: %s", path.name, wrong)
+        found = self._folder.read(name, into)
+        if found == "corrupt":
             self._remove(name)
-        with self._lock:
-            self._counts["read" if wrong is None else "corrupt"] += 1
-        return wrong is None
+        elif found != "read":
+            self._forget(name)
+        self._count(found)
+        return found == "read"
 
     def counts(self) -> dict[str, int]:
-        """written, read, corrupt (ignored for what was wrong with them), dropped (the disk couldn't keep up), failed (to be written),
-        removed (for room)."""
-        with self._lock:
-            return {key: self._counts[key] for key in ("written", "read", "corrupt", "dropped", "failed", "removed")}
+        """written, read, corrupt (ignored for what was wrong with them), gone (removed by another process), unreadable (the disk or its
+        rights refuse), dropped (the disk couldn't keep up), failed (to be written), removed (for room), stuck (couldn't be removed)."""
+        keys = ("written", "read", "corrupt", "gone", "unreadable", "dropped", "failed", "removed", "stuck")
+        with self._changed:
+            return {key: self._counts[key] for key in keys}
 
     @property
     def num_bytes(self) -> int:
-        with self._lock:
+        with self._changed:
             return self._num_bytes
 
     def __len__(self) -> int:
-        with self._lock:
+        with self._changed:
             return len(self._sizes)
 
     def clear(self) -> None:
-        """Forget all files, and what waits to be written. The writer removes them."""
-        with self._lock:
-            names = list(self._sizes)
+        """Forget all files, those of other processes too, and what waits to be written. No process finds them from now on; the writer
+        removes them."""
+        with self._changed:
+            if not self._folder.set_aside():
+                self._counts["stuck"] += len(self._sizes)
             self._sizes.clear()
-            self._queued.clear()
             self._num_bytes = 0
-        self._queue.put(_Removal(names))
+            self._queued.clear()
+            self._queued_bytes = 0
+            self._flushed = True
+            self._changed.notify_all()
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Write what was put so far, then end. May be called again. What isn't written in time is lost, and nothing else."""
-        self._queue.put(None)
-        self._writer.join(timeout_s)
+    def leave(self, timeout_s: float = LEAVE_S) -> None:
+        """The end is near: from now on ``put`` waits for the disk, all together with ``close`` for ``timeout_s`` seconds."""
+        if self._leave_by is None:
+            self._leave_by = time.monotonic() + timeout_s
+
+    def close(self) -> None:
+        """``leave``, write what was put so far, then end. May be called again. What isn't written in time is lost, and nothing else."""
+        self.leave()
+        assert self._leave_by is not None
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._writer.join(max(0.0, self._leave_by - time.monotonic()))
         if self._writer.is_alive():
             log.warning("gave up writing %d pages", len(self._queued))
 
-    # --- files
-
-    def _scan(self) -> None:
-        found: list[tuple[float, PageName, int]] = []
-        for entry in os.scandir(self._folder):
-            name, told = PageName.of(entry.name), entry.stat()
-            if name is not None:
-                found.append((told.st_mtime, name, told.st_size))
-            elif entry.name.endswith(_PARTIAL) and time.time() - told.st_mtime > _ABANDONED_S:
-                os.unlink(entry.path)
-        for _, name, size in sorted(found, key=lambda each: each[0]):
-            self._sizes[name] = size
-            self._num_bytes += size
-        self._make_room()
-
-    def _read_checked(self, path: Path, name: PageName, into: Sequence[memoryview]) -> str | None:
-        """None, or what is wrong."""
-        with path.open("rb") as file:
-            header = file.read(_HEADER.size)
-            num_read = sum(file.readinto(part) for part in into)
-            longer = file.read(1)
-        if len(header) < _HEADER.size or num_read < sum(part.nbytes for part in into):
-            return "cut short"
-        if longer:
-            return "too long"
-        expected = self._header(name, into)
-        return None if header == expected else _difference(header, expected)
-
-    def _header(self, name: PageName, parts: Sequence[memoryview | bytes]) -> bytes:
-        size = sum(len(part) for part in parts)
-
-        def pack(checksum: int) -> bytes:
-            return _HEADER.pack(_MAGIC, FORMAT, _KINDS[name.kind], self._fingerprint, name.digest, name.position, size, checksum)
-
-        hasher = xxhash.xxh3_64(pack(0))
-        for part in parts:
-            hasher.update(part)
-        return pack(hasher.intdigest())
+    # --- the writer
 
     def _write_all(self) -> None:
-        while (job := self._queue.get()) is not None:
-            if isinstance(job, _Removal):
-                for name in job.names:
-                    if not self.has(name):  # nobody has put it again
-                        (self._folder / name.file).unlink(missing_ok=True)
-            elif job.name in self._queued:  # not cleared meanwhile
-                self._count_write(job.name, self._try_write(job.name, job.parts))
+        while (job := self._next()) is not None:
+            if job == "remove":
+                self._count("stuck", self._folder.remove_set_aside())
+            else:
+                self._write(*job)
 
-    def _try_write(self, name: PageName, parts: Sequence[bytes]) -> bool:
-        try:
-            self._write(name, parts)
-        except OSError as error:
-            log.warning("can't write %s: %s", name.file, error.strerror)
-            return False
-        return True
+    def _next(self) -> Literal["remove"] | tuple[PageName, list[bytes]] | None:
+        """None: the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._flushed or self._queued or self._ended)
+            flushed, self._flushed = self._flushed, False
+            return "remove" if flushed else next(iter(self._queued.items()), None)
 
-    def _count_write(self, name: PageName, written: bool) -> None:
-        with self._lock:
-            self._counts["written" if written else "failed"] += 1
-            self._queued.pop(name, None)
-
-    def _write(self, name: PageName, parts: Sequence[bytes]) -> None:
-        path = self._folder / name.file
-        partial = self._folder / f"{name.file}.{os.getpid()}{_PARTIAL}"
-        try:
-            with partial.open("wb") as file:
-                file.writelines([self._header(name, parts), *parts])
-            os.replace(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
-        size = _HEADER.size + sum(map(len, parts))
-        with self._lock:
-            forgotten = name not in self._queued
-            if not forgotten:
-                self._num_bytes += size - self._sizes.pop(name, 0)
+    def _write(self, name: PageName, parts: list[bytes]) -> None:
+        size = self._folder.write(name, parts, lambda: self._is_wanted(name, parts))
+        with self._changed:
+            if not self._is_wanted(name, parts):
+                return
+            del self._queued[name]
+            self._queued_bytes -= sum(map(len, parts))
+            self._counts["written" if size > 0 else "failed"] += 1
+            if size > 0:
                 self._sizes[name] = size
-        if forgotten:
-            path.unlink(missing_ok=True)
+                self._num_bytes += size
+            self._changed.notify_all()
         self._make_room()
+
+    def _is_wanted(self, name: PageName, parts: list[bytes]) -> bool:
+        """False when it was forgotten meanwhile, even if the same name was put again."""
+        with self._changed:
+            return self._queued.get(name) is parts
+
+    # --- what is known
 
     def _make_room(self) -> None:
         while True:
-            with self._lock:
+            with self._changed:
                 if self._num_bytes <= self._max_bytes:
                     return
                 oldest = next(iter(self._sizes))
-                self._counts["removed"] += 1
-            self._remove(oldest)
+            if self._remove(oldest):
+                self._count("removed")
 
-    def _remove(self, name: PageName) -> None:
-        with self._lock:
+    def _remove(self, name: PageName) -> bool:
+        """Whatever the disk says, it isn't known any more: it won't be tried again in this life."""
+        self._forget(name)
+        removed = self._folder.remove(name)
+        if not removed:
+            self._count("stuck")
+        return removed
+
+    def _forget(self, name: PageName) -> None:
+        with self._changed:
             self._num_bytes -= self._sizes.pop(name, 0)
-        (self._folder / name.file).unlink(missing_ok=True)
 
-
-def _difference(header: bytes, expected: bytes) -> str:
-    fields = ("magic", "format", "kind", "fingerprint", "digest", "position", "size", "checksum")
-    pairs = zip(fields, _HEADER.unpack(header), _HEADER.unpack(expected), strict=True)
-    return f"another {next(field for field, found, wanted in pairs if found != wanted)}"
+    def _count(self, key: str, number: int = 1) -> None:
+        with self._changed:
+            self._counts[key] += number

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from engine.core import EngineCore
+from engine.policies import Policies
 from engine.request import EngineRequest
 from tests.cache.cache_kit import ROOMY, cached, expected, family, one_by_one
 from tests.engine.engine_kit import Drive, MakeCore, key, prompt, request
-from tests.reproductions.column_publishing import BELIEVED
+from tests.reproductions.column_publishing import BELIEVED, REFUSED
+from tests.reproductions.padded_tail import ZEROS
 
 TURNS = (0, 1, 2)
 
@@ -90,11 +92,7 @@ def test_what_was_evicted_comes_back_in_the_same_life(make_core: MakeCore, tmp_p
 
 
 def test_a_lie_is_never_written(make_core: MakeCore, tmp_path: Path) -> None:
-    loaded = make_core().loaded
-    config = make_core(
-        block_tokens=4, snapshot_tokens=16, kv_blocks=100, step_tokens=40, max_prefill_chunk=40, snapshot_dir=tmp_path
-    ).config
-    core = EngineCore(config, loaded, BELIEVED)
+    core = with_policies(make_core, tmp_path, REFUSED)
     for name, length in (("first", 30), ("second", 27)):
         core.submit(request(name, prompt(length, seed=length), origin="seal"))
     Drive(core).run()
@@ -103,6 +101,18 @@ def test_a_lie_is_never_written(make_core: MakeCore, tmp_path: Path) -> None:
     names = [file.name for file in tmp_path.rglob("snapshot-*")]
     assert not [name for name in names if name.endswith("-16.page")]
     assert names
+
+
+@pytest.mark.parametrize("policies", [BELIEVED, ZEROS])
+def test_faults_that_would_outlive_their_policies_in_files_are_refused(make_core: MakeCore, tmp_path: Path, policies: Policies) -> None:
+    with pytest.raises(ValueError, match=r"snapshot_dir=.*policies that don't enforce_tags"):
+        with_policies(make_core, tmp_path, policies)
+
+
+def with_policies(make_core: MakeCore, folder: Path, policies: Policies) -> EngineCore:
+    base = make_core(block_tokens=4, snapshot_tokens=16, kv_blocks=100, step_tokens=40, max_prefill_chunk=40, snapshot_dir=folder)
+    base.close()
+    return EngineCore(base.config, base.loaded, policies)
 
 
 def test_a_directory_that_cannot_be_used_is_named(make_core: MakeCore, tmp_path: Path) -> None:

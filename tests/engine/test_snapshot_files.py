@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.snapshot_files import PageName, SnapshotFiles
+from engine.page_file import PageName
+from engine.snapshot_files import SnapshotFiles
 
 FINGERPRINT = bytes(range(16))
 PAGE = bytes(range(256)) * 4

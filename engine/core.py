@@ -28,7 +28,7 @@ from engine.prefix_cache.cache import PrefixCache
 from engine.prefix_cache.nodes import Salt, Why
 from engine.prefix_cache.observer import CacheObserver
 from engine.prefix_cache.publishing import Claim
-from engine.prefix_cache.stats import CacheStats
+from engine.prefix_cache.stats import CacheStats, Savings
 from engine.prefix_cache.tier import SecondTier
 from engine.request import CachedPrefix, EngineEvent, EngineRequest, Landing, StartedEvent
 from engine.runner import Model, Runner
@@ -77,6 +77,7 @@ class EngineCore:
         self._book = Book(self._scheduler, self.audit)
         self._keeper = Keeper(config, self.pools, self.cache, policies, self._scheduler, self._book, has_mtp=loaded.info.has_mtp)
         self._stepper = self._make_stepper(policies)
+        self._savings = Savings()
         self._deep_audit = self._make_deep_audit() if self.cache is not None and config.audit_sample > 0 else None
         self._tier = self._make_tier(config.snapshot_dir) if self.cache is not None and config.snapshot_dir is not None else None
 
@@ -218,7 +219,7 @@ class EngineCore:
     def counters(self) -> dict[str, float]:
         """Totals since the start, by metric name, and the cache's gauges."""
         stats = self.cache_stats()
-        saved = {"baton_cache_saved_seconds_total": stats.hit_tokens * self._stepper.seconds_per_prefill_token}
+        saved = {"baton_cache_saved_seconds_total": self._savings.count(stats.hit_tokens, self._stepper.seconds_per_prefill_token)}
         preempted = {"baton_preemptions_total": float(self._scheduler.growth.preemptions)}
         told = self._book.counters() | {VIOLATIONS: float(self.audit.total)}
         told |= preempted | stats.counters() | saved
@@ -240,8 +241,8 @@ class EngineCore:
         of a StartedEvent has it before the work, not after.
         """
         plan = self._scheduler.plan()
-        self._book.stalled = not plan
         events = self._seal_what_was_found() + self._tell_started([planned.active for planned in plan])
+        self._book.stalled = not (plan or events)  # what was sealed makes room for others
         if self._deep_audit is not None and not events:
             self._deep_audit.work(busy=bool(plan))
         if events or not plan:

@@ -46,8 +46,8 @@ class Roster:
         return Pages(blocks=blocks - len(hit.nodes) + idle_blocks, slots=slots + idle_slots)
 
     def fitting(self, active: ActiveRequest, hit: Hit, room: Pages) -> Hit:
-        """A hit is pinned while its state is copied, which takes a page or two more: where there is no room for that, none."""
-        return hit if self.need(active, hit).fits(room) else NO_HIT
+        """A hit is pinned while its state is copied, which takes a page or two more: where there is no room for that, its KV alone."""
+        return hit if self.need(active, hit).fits(room) else hit.without_state()
 
     # --- requests come and go
 

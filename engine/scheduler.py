@@ -15,7 +15,7 @@ from engine.pools import Pools
 from engine.prefix_cache.cache import PrefixCache
 from engine.prefix_cache.nodes import Hit
 from engine.roster import Roster
-from engine.starts import Starts, leads
+from engine.starts import Starts
 
 
 class Scheduler:
@@ -48,8 +48,9 @@ class Scheduler:
             return False
         for other in roster.waiting:
             other.overtaken += 1
-        self._take_pages(active, hit)
-        active.phase = Phase.RUNNING if active.computed == active.prefill_end else Phase.LANDING
+        lands = hit.snapshot is None
+        self._take_pages(active, hit, lands=lands)
+        active.phase = Phase.LANDING if lands else Phase.RUNNING
         return True
 
     def hold(self, active: ActiveRequest) -> None:
@@ -88,27 +89,28 @@ class Scheduler:
         room = self.roster.room()
         if room.rows <= 0:
             return
-        leaders = [active for active in self.roster.running() if leads(active)]
+        leaders = [active for active in self.roster.running() if self._starts.leads(active)]
         asking = [active for active in self.roster.waiting if not self._starts.waits(active, leaders, self.steps)]
         needs = [self.roster.need(active, self._hit_within(active, room)) for active in asking]
         admitted = choose_admissions(needs, [active.overtaken for active in asking], room)
         for index, active in enumerate(asking):
             active.overtaken = 0 if index in admitted else active.overtaken + sum(1 for other in admitted if other > index)
-        for active in (asking[index] for index in admitted):
+        for active, granted in ((asking[index], needs[index]) for index in admitted):
             if not self._starts.waits(active, leaders, self.steps):
-                self._start(active, room)
-                leaders += [active] if leads(active) else []
+                self._start(active, granted)
+                leaders += [active] if self._starts.leads(active) else []
 
-    def _start(self, active: ActiveRequest, room: Pages) -> None:
+    def _start(self, active: ActiveRequest, granted: Pages) -> None:
+        """Within what it was granted: those that started before it may have taken pages of the hit that it was granted for."""
         self.roster.waiting.remove(active)
-        self._take_pages(active, self._hit_within(active, room))
+        self._take_pages(active, self._hit_within(active, granted), lands=False)
         active.phase = Phase.RUNNING
         active.last_step = self.steps - 1  # no right of way over those that were served in the last step
 
     def _hit_within(self, active: ActiveRequest, room: Pages) -> Hit:
         return self.roster.fitting(active, self._starts.look(active, self.steps), room)
 
-    def _take_pages(self, active: ActiveRequest, hit: Hit) -> None:
+    def _take_pages(self, active: ActiveRequest, hit: Hit, *, lands: bool) -> None:
         self._starts.pin(active, hit)
         self.roster.take_pages(active, hit)
-        self._starts.go_on_from(active, hit, self.steps)
+        self._starts.go_on_from(active, hit, self.steps, lands=lands)

@@ -64,17 +64,17 @@ def make_hello(
 
 def flush_cache(core: EngineCore, order: FlushCache, epoch: Epoch) -> CacheFlushed:
     """On the engine's thread."""
-    blocks, snapshots = _cached(core)
-    core.flush_cache()
-    kept_blocks, kept_snapshots = _cached(core)
-    return CacheFlushed(
+    blocks, slots = core.pools.blocks, core.pools.slots
+    told = CacheFlushed(
         epoch=epoch,
         number=order.number,
-        freed_blocks=blocks - kept_blocks,
-        freed_snapshots=snapshots - kept_snapshots,
-        kept_blocks=kept_blocks,
-        kept_snapshots=kept_snapshots,
+        freed_blocks=blocks.num_idle,
+        freed_snapshots=slots.num_idle,
+        kept_blocks=blocks.num_kept - blocks.num_idle,
+        kept_snapshots=slots.num_kept - slots.num_idle,
     )
+    core.flush_cache()
+    return told
 
 
 def audit_found(violation: Violation, epoch: Epoch) -> AuditFound:
@@ -88,11 +88,6 @@ def audit_found(violation: Violation, epoch: Epoch) -> AuditFound:
         detail=violation.detail[:MAX_DETAIL],
         story=violation.story[-MAX_STORY:],
     )
-
-
-def _cached(core: EngineCore) -> tuple[int, int]:
-    counters = core.counters()
-    return int(counters["baton_cache_blocks"]), int(counters["baton_cache_snapshots"])
 
 
 def _cache_told(core: EngineCore) -> str:

@@ -32,11 +32,14 @@ class Starts:
         if self._cache is not None and active.trail is not None:
             self._cache.pin(hit, active.trail)
 
-    def go_on_from(self, active: ActiveRequest, hit: Hit, step: int) -> None:
-        """At the hit's state, in the request's own pages. KV that goes farther is read, and not written again."""
+    def go_on_from(self, active: ActiveRequest, hit: Hit, step: int, *, lands: bool) -> None:
+        """At the hit's state, in the request's own pages. KV that goes farther is read, and not written again.
+
+        ``lands``: a peer sends the state.
+        """
         if self._cache is None or active.trail is None:
             return
-        self._cache.count_lookup(hit)
+        self._cache.count_lookup(hit, lands=lands)
         if hit.snapshot is not None:
             self._cache.resume(hit, active.trail, active.tokens, active.blocks, active.slots[0], Who(active.key, step, active.told))
             active.tell(f"goes on from a snapshot of {hit.state_tokens}, KV is known to {hit.kv_tokens}")
@@ -46,6 +49,11 @@ class Starts:
             active.cached_tokens = active.computed
         if active.computed + MIN_GAIN <= hit.kv_tokens <= active.prefill_end - self._block_tokens:
             active.branches.add(hit.kv_tokens)  # others went on differently from here
+
+    def leads(self, active: ActiveRequest) -> bool:
+        """Whether it computes a prefill that the cache will show to others."""
+        computes = active.computed < active.prefill_end
+        return computes and self._cache is not None and active.trail is not None and self._cache.takes_from(active.trail)
 
     def waits(self, active: ActiveRequest, leaders: Sequence[ActiveRequest], step: int) -> bool:
         """Whether one of ``leaders`` computes what this one needs, and will be there sooner than this one could be by itself."""
@@ -71,11 +79,6 @@ class Starts:
             return False
         others[wait.leader].branches.add(wait.position)
         return True
-
-
-def leads(active: ActiveRequest) -> bool:
-    """Whether it computes a prefill that the cache will show to others."""
-    return active.trail is not None and active.computed < active.prefill_end
 
 
 def _may_lead(other: ActiveRequest, active: ActiveRequest, cached: int) -> bool:

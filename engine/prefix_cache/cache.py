@@ -89,7 +89,8 @@ class PrefixCache:
     def idle_pages(self, hit: Hit) -> tuple[int, int]:
         """Blocks and slots that count as available now and won't when the hit is pinned."""
         first = bisect_left(hit.nodes, True, key=lambda node: self._blocks.is_idle(node.block))  # behind an idle block all are
-        partial = hit.partial is not None and self._blocks.is_idle(hit.partial)
+        counted = hit.covering is not None and hit.covering.block == hit.partial
+        partial = hit.partial is not None and not counted and self._blocks.is_idle(hit.partial)
         state = hit.snapshot is not None and self._slots.is_idle(hit.snapshot.slot)
         return len(hit.nodes) - first + partial, int(state)
 
@@ -121,7 +122,7 @@ class PrefixCache:
         self._slots.copy(snapshot.slot, slot)
         if not self._policies.enforce_tags:
             self._slots.tags[slot] = position  # believed
-        if hit.partial is not None:
+        if hit.partial is not None and hit.covering is None:
             self._blocks.copy(hit.partial, blocks[position // self._tree.block_tokens])
         self.unpin(hit)
         self._kept.touch(snapshot)
@@ -141,16 +142,21 @@ class PrefixCache:
                 )
             )
 
-    def count_lookup(self, hit: Hit) -> None:
+    def count_lookup(self, hit: Hit, *, lands: bool) -> None:
+        """``lands``: the rest comes from a peer, and nothing is computed again."""
         self._stats.lookups += 1
         self._stats.hits += hit.snapshot is not None
         self._stats.hit_tokens += hit.state_tokens
-        self._stats.replay_tokens += max(hit.kv_tokens - hit.state_tokens, 0)
+        self._stats.replay_tokens += 0 if lands else max(hit.kv_tokens - hit.state_tokens, 0)
 
     def count_wait(self) -> None:
         self._stats.waits += 1
 
     # --- keeping
+
+    def takes_from(self, trail: Trail) -> bool:
+        """Whether states of a running request can be kept: the others' waits for them would be in vain."""
+        return trail.flushes == self._flushes and self._kept.max_snapshots > 0
 
     def publish(self, trail: Trail, tokens: Sequence[int], blocks: list[int], known: int, claims: Sequence[Claim], who: Who) -> None:
         """Keep the full blocks of [0, known), and the states that are claimed and true.

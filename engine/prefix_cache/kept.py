@@ -23,7 +23,7 @@ class Kept:
     ) -> None:
         """``evicted`` is called before a snapshot goes: its pages can still be read. Nothing is said of what a flush drops."""
         self._blocks, self._slots = pools.blocks, pools.slots
-        self._max_snapshots = max_snapshots
+        self.max_snapshots = max_snapshots
         self._policies = policies
         self._stats = stats
         self._evicted = evicted
@@ -95,11 +95,11 @@ class Kept:
 
     def _make_room(self, new: Snapshot) -> bool:
         """A slot for one more snapshot, unless all that are there are worth more."""
-        full = len(self.tree.snapshots) >= self._max_snapshots
+        full = len(self.tree.snapshots) >= self.max_snapshots
         if not full and self._slots.num_free > 0:
             return True
         victim = self._least_valuable()
-        if victim is None or self._max_snapshots == 0:
+        if victim is None or self.max_snapshots == 0:
             return False
         score = self._policies.score
         if score(victim) > score(new):
@@ -201,7 +201,7 @@ class Kept:
         snapshots = self.tree.snapshots
         bare = {node for node in self.tree.nodes() if node.is_bare}
         assert bare == self._bare.keys(), "bare leaves are miscounted"
-        assert len(snapshots) <= self._max_snapshots, "more snapshots than allowed"
+        assert len(snapshots) <= self.max_snapshots, "more snapshots than allowed"
         for node in self.tree.nodes():
             if node.parent is not None and node.parent.depth > 0 and not self._blocks.is_idle(node.block):
                 assert not self._blocks.is_idle(node.parent.block), "in use behind an idle block"

@@ -118,8 +118,13 @@ class Hit:
 
     @property
     def partial(self) -> int | None:
-        """The snapshot's partly filled block, when no node covers it."""
-        return self.snapshot.partial if self.snapshot is not None and self.snapshot.position > self.kv_tokens else None
+        """The snapshot's partly filled block. As long as the state is wanted it can't go, whether a node covers it or not."""
+        return self.snapshot.partial if self.snapshot is not None else None
+
+    @property
+    def covering(self) -> Node | None:
+        """The node of that block's tokens: what a request goes on with in its place. It may be the same block."""
+        return self.nodes[self.snapshot.node.depth] if self.snapshot is not None and self.state_tokens < self.kv_tokens else None
 
 
 NO_HIT = Hit()

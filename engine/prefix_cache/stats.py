@@ -1,8 +1,23 @@
-"""What the cache did since the start. Counts; ``counters()`` gives them names for metrics."""
+"""What the cache did since the start. ``CacheStats.counters`` gives the counts names for metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+class Savings:
+    """The time that hits saved, an estimate: each is counted once, at what a computed token took on average until then."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._counted = 0
+
+    def count(self, hit_tokens: int, seconds_per_token: float) -> float:
+        """``hit_tokens``: all since the start. They wait as long as no token was computed. Returns the seconds since the start."""
+        if seconds_per_token > 0:
+            self.seconds += (hit_tokens - self._counted) * seconds_per_token
+            self._counted = hit_tokens
+        return self.seconds
 
 
 @dataclass(slots=True, kw_only=True)

@@ -117,6 +117,27 @@ def test_kv_without_a_state_is_read_and_the_state_computed_again(make_core: Make
     assert stats.replay_tokens == 40 + 36 + 48 + 68 + 36, "full blocks of what had been there"
 
 
+def test_a_hand_off_replays_nothing(make_core: MakeCore) -> None:
+    """Its state comes from a peer, so the KV that is here already isn't there for a replay."""
+    drive = Drive(make_core(**ROOMY))
+    first = request("first", prompt(40), max_tokens=2)
+    drive.outputs([first])
+    landing = drive.core.reserve(request("lands", (*first.token_ids[:30], *prompt(5, 2)), origin="remote"))
+    assert landing is not None
+    assert landing.have_blocks > 0
+    assert drive.core.cache_stats().replay_tokens == 0
+
+
+def test_the_time_saved_never_shrinks(make_core: MakeCore) -> None:
+    """Hits are counted at what a token took until then; what tokens take later changes nothing of it."""
+    drive, told = Drive(make_core(**ROOMY)), [0.0]
+    for length in (60, 60, 100, 1, 100, 17, 60):
+        drive.outputs([request(len(told), prompt(length), max_tokens=1)])
+        told.append(drive.core.counters()["baton_cache_saved_seconds_total"])
+    assert told == sorted(told)
+    assert told[-1] > 0
+
+
 def test_salts_and_requests_that_want_no_cache_share_nothing(make_core: MakeCore) -> None:
     drive, tokens = Drive(make_core(**ROOMY)), prompt(30)
     kinds: list[dict[str, Any]] = [{}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"use_cache": False}]

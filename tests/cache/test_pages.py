@@ -14,6 +14,9 @@ from engine.prefix_cache.eviction import least_recently_used
 from engine.prefix_cache.nodes import Why
 from engine.prefix_cache.publishing import Claim, PublishView, publish_reached
 from engine.request import SealedEvent
+from engine.serving import flush_cache
+from protocol.ids import new_epoch
+from protocol.messages import FlushCache
 from tests.cache.cache_kit import ROOMY, Watcher, cached, expected, family, one_by_one, plain_pages
 from tests.engine.engine_kit import KERNELS, Drive, MakeCore, assert_whole, key, poison, prompt, request
 
@@ -115,6 +118,42 @@ def test_preemption_beside_a_cache_changes_no_token(make_core: MakeCore, specula
     assert core.cache_stats().evicted_snapshots > 0
 
 
+EXACT: dict[str, Any] = {"block_tokens": 4, "kv_blocks": 11, "snapshot_tokens": 64, "snapshot_slots": 4, "max_model_len": 64}
+"""Room for ten blocks."""
+
+
+def prefills(drive: Drive, *prompts: tuple[int, ...]) -> None:
+    """For a peer, one after the other; the peer has fetched them."""
+    for number, tokens in enumerate(prompts):
+        drive.core.submit(request(f"{number} {len(drive.events)}", tokens, origin="seal"))
+        drive.run()
+        for sealed in [event for event in drive.events if isinstance(event, SealedEvent)]:
+            drive.core.release(sealed.key)
+
+
+def test_a_prompt_that_fits_exactly_goes_on_from_a_state_within_a_block(make_core: MakeCore) -> None:
+    """The state's own partly filled block can't be given up while it is used, though the tree has the block of the same tokens filled."""
+    for length in range(14, 41):
+        drive = Drive(make_core(**EXACT))
+        begins = prompt(10)
+        prefills(drive, begins, (*begins, 5, 6, *prompt(5, 3)), (*begins, 5, 6, 9, *prompt(length - 13, 7)))
+        assert_whole(drive.core)
+
+
+def test_who_starts_first_may_take_pages_that_another_was_to_go_on_from(make_core: MakeCore) -> None:
+    """Both are admitted in one plan, and together they fit exactly; the second one's hit shrinks to another state's."""
+    drive = Drive(make_core(**EXACT))
+    begins = prompt(10)
+    prefills(drive, begins, (*begins, 5, 6))
+    drive.core.submit(request("touches", (*begins, 20, 20, 20), origin="seal"))  # from now on the first state is the younger one
+    drive.core.step()  # it is admitted, no more
+    drive.core.cancel(key("touches"))
+    for name, tokens in (("first", prompt(28, 9)), ("second", (*begins, 5, 6))):
+        drive.core.submit(request(name, tokens, origin="seal"))
+    drive.run()
+    assert [type(drive.told[key(name)].endings[0]) for name in ("first", "second")] == [SealedEvent] * 2
+
+
 def test_a_slot_for_the_state_is_given_up_for_one_that_saves_more(make_core: MakeCore) -> None:
     """One snapshot in all: a long prompt's stays, however many short ones pass, and goes when it is old."""
     core = make_core(**ROOMY | {"snapshot_slots": 1})
@@ -156,6 +195,22 @@ def test_a_flush_forgets_everything_and_hurts_nobody(make_core: MakeCore) -> Non
     again = [request(f"again{i}", each.token_ids, max_tokens=9) for i, each in enumerate(requests)]
     assert one_by_one(drive, again) == truth
     assert drive.core.cache_stats().blocks > 0
+
+
+def test_a_flush_tells_what_came_free_and_what_is_still_used(make_core: MakeCore) -> None:
+    core = make_core(**ROOMY)
+    drive, epoch = Drive(core), new_epoch()
+    drive.outputs([request("old", prompt(21, 1), max_tokens=1)])
+    idle = core.pools.blocks.num_idle
+    core.submit(request("runs", prompt(100), max_tokens=2))
+    for _ in range(3):
+        drive.step()
+    told = flush_cache(core, FlushCache(epoch=epoch, number=1), epoch)
+    assert (told.freed_blocks, told.kept_blocks) == (idle, 48 // 4)
+    assert told.freed_snapshots > 0
+    assert told.kept_snapshots == 0
+    drive.run()
+    assert_whole(core)
 
 
 # --- never under a false name

@@ -84,6 +84,34 @@ def test_leaders_without_a_cache_lead_nobody(make_core: MakeCore) -> None:
     assert drive.core.load().running == 3
 
 
+def test_who_leaves_nothing_leads_nobody(make_core: MakeCore) -> None:
+    """What was admitted before a flush publishes nothing, and without slots for states nobody does: a wait would be in vain."""
+    for flush, snapshots in ((True, 8), (False, 0)):
+        drive = Drive(make_core(**BIG_GRID, snapshot_slots=snapshots))
+        drive.core.submit(request("before", prompt(100), max_tokens=1))
+        drive.step()
+        if flush:
+            drive.core.flush_cache()
+        drive.core.submit(request("behind", prompt(100), max_tokens=1))
+        drive.step()
+        assert drive.core.load().running == 2
+        assert drive.core.cache_stats().waits == 0
+
+
+def test_prefills_that_are_found_whole_keep_no_row_from_those_behind(make_core: MakeCore) -> None:
+    """They need no step: one after the other is sealed, though no peer has fetched any yet."""
+    drive = Drive(make_core(**ROOMY, max_running=1))
+    for name in ("a", "b"):
+        drive.core.submit(request(name, prompt(12, ord(name)), origin="seal"))
+        drive.run()
+        drive.core.release(key(name))
+    for name in ("a", "b"):
+        drive.core.submit(request(f"{name} again", prompt(12, ord(name)), origin="seal"))
+    drive.core.submit(request("new", prompt(9, 5), origin="seal"))
+    drive.run()
+    assert drive.core.load().held_for_peers == 3
+
+
 def test_a_prefill_for_a_peer_waits_as_well(make_core: MakeCore) -> None:
     drive = Drive(make_core(**BIG_GRID))
     for name in ("a", "b"):

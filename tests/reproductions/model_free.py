@@ -79,7 +79,8 @@ class _PositionDrafter(Drafter):
         return [self._guess(item.first + len(item.token_ids), item.num_drafts) for item in items]
 
     def _guess(self, known: int, count: int) -> tuple[int, ...]:
-        return tuple(_token(p) if p % WRONG_DRAFT_EVERY else (_token(p) + 1) % VOCAB for p in range(known + 1, known + 1 + count))
+        """Of the tokens behind the ``known`` ones."""
+        return tuple(_token(p) if p % WRONG_DRAFT_EVERY else (_token(p) + 1) % VOCAB for p in range(known, known + count))
 
 
 class ModelFreeCore(EngineCore):

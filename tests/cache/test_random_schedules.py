@@ -13,7 +13,7 @@ from protocol.sampling import SamplingParams
 from tests.reproductions.grid_schedules import Oracle
 from tests.reproductions.model_free import VOCAB, ModelFreeCore
 
-SCHEDULES = 25
+SCHEDULES = 60
 MAX_STEPS = 50_000
 
 

@@ -22,7 +22,9 @@ _HEADER = struct.Struct("<11sBB16s32sQQQ")
 """magic, format, kind, fingerprint, digest, position, bytes that follow, xxh3-64 of all that and them."""
 _KINDS: dict[PageKind, int] = {"block": 1, "snapshot": 2}
 _SUFFIX = ".page"
-_FILE = re.compile(rf"(block|snapshot)-((?:[0-9a-f]{{2}}){{1,32}})-(\d{{1,18}}){re.escape(_SUFFIX)}")
+PAGE_FILE = rf"(block|snapshot)-((?:[0-9a-f]{{2}}){{1,32}})-(\d{{1,18}}){re.escape(_SUFFIX)}"
+"""The names of files that hold pages, as a regular expression."""
+_FILE = re.compile(PAGE_FILE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,20 @@ import logging
 import os
 import re
 import secrets
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from engine.page_file import PageName, page_header, read_page
+from engine.page_file import PAGE_FILE, PageName, page_header, read_page
 from engine.seldom import Seldom
 
 Found = Literal["read", "corrupt", "gone", "unreadable"]
 """corrupt: not what the name says. gone: another process has removed it. unreadable: the disk or its rights refuse; it may be all right."""
 
-_PARTIAL = re.compile(r"(?P<page>.+)\.[0-9a-f]+\.partial")
+_OURS = re.compile(rf"{PAGE_FILE}(\.[0-9a-f]+\.partial)?")
+"""A page, or one that is being written."""
 _FLUSHED = re.compile(r"[0-9a-f]{32}\.[0-9a-f]+\.flushed")
 _ABANDONED_S = 3600.0
 """A file that is being written isn't older. If one is all the same, its writer only counts a failure."""
@@ -38,6 +38,7 @@ class PageFolder:
         self._fingerprint = fingerprint
         self._life = secrets.token_hex(8)  # process ids repeat: in two containers that share a volume both are 1
         self._seldom = Seldom(log)
+        self._left: set[str] = set()  # folders that were set aside and can't be removed
         self._path.mkdir(parents=True, exist_ok=True)
 
     def pages(self) -> list[tuple[PageName, int]]:
@@ -50,24 +51,16 @@ class PageFolder:
             page = PageName.of(name)
             if page is not None:
                 found.append((told.st_mtime, page, told.st_size))
-            elif _is_partial(name) and time.time() - told.st_mtime > _ABANDONED_S:
+            elif time.time() - told.st_mtime > _ABANDONED_S:
                 self._unlink(self._path / name)
         return [(page, size) for _, page, size in sorted(found, key=lambda each: each[0])]
 
     def _entries(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Regular files that may be ours; without those that go meanwhile."""
-        for name in self._names(self._path):
-            if PageName.of(name) is not None or _is_partial(name):
-                with suppress(FileNotFoundError):
-                    told = (self._path / name).lstat()
-                    if stat.S_ISREG(told.st_mode):
-                        yield name, told
-
-    def _names(self, path: Path) -> list[str]:
-        try:
-            return os.listdir(path)
-        except FileNotFoundError:  # set aside by another process
-            return []
+        """Regular files that are named as ours; without those that go meanwhile."""
+        for entry in _entries_of(self._path):
+            with suppress(OSError):
+                if _OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    yield entry.name, entry.stat(follow_symlinks=False)
 
     def read(self, name: PageName, into: Sequence[memoryview]) -> Found:
         """Fill ``into``; unless it is "read" it holds nothing that may be used."""
@@ -137,26 +130,29 @@ class PageFolder:
     def remove_set_aside(self) -> int:
         """What was forgotten, by whichever process, in this life or another. Returns how many files couldn't be removed.
 
-        What isn't ours stays where it is.
+        What isn't ours stays where it is. What couldn't be removed isn't tried again in this life.
         """
-        return sum(self._remove_folder(self._directory / name) for name in self._names_aside())
+        return sum(self._remove_folder(self._directory / name) for name in self._names_aside() if name not in self._left)
 
     def _names_aside(self) -> list[str]:
         try:
-            return [name for name in self._names(self._directory) if _FLUSHED.fullmatch(name)]
+            return [entry.name for entry in _entries_of(self._directory) if _FLUSHED.fullmatch(entry.name)]
         except OSError as error:
             self._seldom.warning("remove", f"can't list {self._directory}: {error.strerror}")
             return []
 
     def _remove_folder(self, path: Path) -> int:
+        stuck = 0
         try:
-            ours = [name for name in self._names(path) if PageName.of(name) is not None or _is_partial(name)]
-            stuck = sum(not self._unlink(path / name) for name in ours)
-            with suppress(FileNotFoundError):
-                path.rmdir()
+            for entry in _entries_of(path):
+                if _OURS.fullmatch(entry.name):
+                    stuck += not self._unlink(path / entry.name)
+            path.rmdir()
+        except FileNotFoundError:  # another process has removed it
+            pass
         except OSError as error:
+            self._left.add(path.name)
             self._seldom.warning("remove", f"can't remove {path}: {error.strerror}")
-            return 0
         return stuck
 
     def _unlink(self, path: Path) -> bool:
@@ -168,6 +164,9 @@ class PageFolder:
         return True
 
 
-def _is_partial(name: str) -> bool:
-    match = _PARTIAL.fullmatch(name)
-    return match is not None and PageName.of(match["page"]) is not None
+def _entries_of(path: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except FileNotFoundError:  # another process has set it aside, or removed it
+        return []

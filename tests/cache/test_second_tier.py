@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine import snapshot_files
 from engine.core import EngineCore
 from engine.policies import Policies
 from engine.request import EngineRequest
@@ -74,6 +77,39 @@ def test_damage_is_counted_while_the_worker_lives(make_core: MakeCore, tmp_path:
     one_by_one(Drive(core), turns("second"))
     assert core.counters()["baton_tier_corrupt_pages_total"] >= 1
     core.close()
+
+
+def test_a_worker_outlives_bad_files_that_cannot_be_removed(make_core: MakeCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, outputs, _ = live(make_core, tmp_path, "first")
+    for file in tmp_path.rglob("*.page"):
+        flip(file)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    for function in ("unlink", "utime", "rename", "replace"):
+        monkeypatch.setattr(os, function, refused)
+    core, again, _ = live(make_core, tmp_path, "second")
+    assert again == outputs
+    core.flush_cache()
+
+
+def test_who_leaves_in_good_order_leaves_all_that_the_cache_holds(
+    make_core: MakeCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a queue for the disk that holds hardly a state, and a disk that is slow."""
+    monkeypatch.setattr(snapshot_files, "MAX_QUEUED_BYTES", 1000)
+    replace = os.replace
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        time.sleep(0.001)
+        replace(*args, **kwargs)
+
+    monkeypatch.setattr(os, "replace", slow)
+    _, outputs, _ = live(make_core, tmp_path, "first")
+    _, again, saved = live(make_core, tmp_path, "second")
+    assert again == outputs
+    assert saved == [len(each.token_ids) - 1 for each in turns("second")]
 
 
 def test_what_was_evicted_comes_back_in_the_same_life(make_core: MakeCore, tmp_path: Path) -> None:

@@ -3,42 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
 
 import pytest
 
-from engine.page_file import PageName
-from engine.snapshot_files import SnapshotFiles
-
-FINGERPRINT = bytes(range(16))
-PAGE = bytes(range(256)) * 4
-
-
-def name(number: int, kind: str = "snapshot", position: int = 331) -> PageName:
-    return PageName(kind, number.to_bytes(32, "big"), position)  # type: ignore[arg-type]
-
-
-@contextmanager
-def opened(folder: Path, fingerprint: bytes = FINGERPRINT, max_bytes: int = 1 << 20) -> Iterator[SnapshotFiles]:
-    files = SnapshotFiles(folder, fingerprint, max_bytes)
-    try:
-        yield files
-    finally:
-        files.close()
-
-
-def put(folder: Path, *names: PageName, **how: int) -> None:
-    """One process's life: its pages are in files at its end."""
-    with opened(folder, **how) as files:  # type: ignore[arg-type]
-        for each in names:
-            files.put(each, memoryview(PAGE))
-
-
-def read(files: SnapshotFiles, wanted: PageName, num_bytes: int = len(PAGE)) -> bytes | None:
-    into = bytearray(num_bytes)
-    return bytes(into) if files.read(wanted, memoryview(into)) else None
+from tests.engine.page_kit import FINGERPRINT, PAGE, name, opened, put, read
 
 
 def the_file(folder: Path) -> Path:
@@ -127,7 +97,9 @@ def test_another_model_does_not_see_them(tmp_path: Path) -> None:
 
 
 def test_the_oldest_go_when_there_is_no_room(tmp_path: Path) -> None:
-    put(tmp_path, *(name(number) for number in range(5)))
+    put(tmp_path, *map(name, range(5)))
+    for number in range(5):  # a file system's clock may be too coarse to tell them apart
+        os.utime(tmp_path / FINGERPRINT.hex() / name(number).file, (number, number))
     size = next(tmp_path.rglob("*.page")).stat().st_size
     with opened(tmp_path, max_bytes=3 * size) as files:
         assert len(files) == 3
@@ -143,6 +115,8 @@ def test_a_half_written_file_is_not_seen_and_goes_when_it_is_old(tmp_path: Path)
     put(tmp_path, name(1))
     partial = the_file(tmp_path).parent / (name(1).file + ".123.partial")
     partial.write_bytes(b"half")
+    an_hour_ago = time.time() - 3500  # a disk may be slow, and its writer alive
+    os.utime(partial, (an_hour_ago, an_hour_ago))
     with opened(tmp_path) as files:
         assert len(files) == 1
     assert partial.exists()

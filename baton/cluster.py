@@ -1,7 +1,7 @@
 """A local cluster: one router and some workers as child processes, supervised, with one coloured log.
 
-Nothing outlives the parent: on Linux each child asks the kernel for SIGTERM when the parent dies; on the way out workers and
-router get SIGTERM, then SIGKILL after a grace time. A worker that dies is started again with a growing pause; a router that
+Nothing outlives the parent: on Linux each child asks the kernel for SIGTERM when the parent dies; on the way out router and
+workers are asked to end, and get SIGKILL after a grace time. A worker that dies is started again with a growing pause; a router that
 dies ends the cluster.
 """
 
@@ -24,7 +24,8 @@ import httpx
 from protocol.errors import BatonError
 
 DRAIN_S = 1.0
-STOP_GRACE_S = 10.0
+STOP_GRACE_S = 45.0
+"""A worker drains for some seconds, then writes what its cache keeps to files, if it has any, for half a minute at most."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 15.0
 HEALTHY_AFTER_S = 30.0
@@ -109,15 +110,17 @@ class LocalCluster:
     async def stop(self) -> None:
         """The router first, so that it can tell running clients; then the workers. Returns when all have ended.
 
-        Two SIGTERM: the first is enough for a process that is still loading, the second means "at once" to one that drains.
+        Two SIGTERM for the router: the first is enough for a process that is still loading, the second means "at once" to one that
+        drains. One SIGINT for workers: it bounds their drain, and a second signal could cost what they still have to write.
         """
-        for is_router in (True, False):
-            group = [child for child in self._children.values() if (child.spec.module == "router") == is_router]
-            for _ in range(2):
-                for child in group:
-                    _signal(child, signal.SIGTERM)
-                await _wait(group, DRAIN_S)
-            await asyncio.gather(*(self._end(child) for child in group))
+        router, workers = (
+            [child for child in self._children.values() if (child.spec.module == "router") == is_router] for is_router in (True, False)
+        )
+        for _ in range(2):
+            await _signal_all(router, signal.SIGTERM)
+        await asyncio.gather(*map(self._end, router))
+        await _signal_all(workers, signal.SIGINT)
+        await asyncio.gather(*map(self._end, workers))
         self._children.clear()
 
     def kill(self) -> None:
@@ -198,6 +201,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 def _signal(child: Child, number: signal.Signals) -> None:
     if child.process.returncode is None:
         child.process.send_signal(number)
+
+
+async def _signal_all(children: Sequence[Child], number: signal.Signals) -> None:
+    """And give them a moment to end."""
+    for child in children:
+        _signal(child, number)
+    await _wait(children, DRAIN_S)
 
 
 def _die_with_parent() -> None:

@@ -5,6 +5,7 @@ No clock decides anything; one is read to say how much time the prefix cache sav
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ from protocol.errors import StaleMessage
 from protocol.ids import RequestKey
 from protocol.messages import Load
 from protocol.regions import Region
+
+log = logging.getLogger("baton.cache")
 
 VIOLATIONS = "baton_state_audit_violations_total"
 AUDIT_TOKENS = 16_384
@@ -243,8 +246,9 @@ class EngineCore:
         plan = self._scheduler.plan()
         events = self._seal_what_was_found() + self._tell_started([planned.active for planned in plan])
         self._book.stalled = not (plan or events)  # what was sealed makes room for others
-        if self._deep_audit is not None and not events:
-            self._deep_audit.work(busy=bool(plan))
+        if self._deep_audit is not None and not events and self._deep_audit.work(busy=bool(plan)):
+            log.error("a state that was gone on from is not what it was said to be: the prefix cache forgets all that it keeps")
+            self.flush_cache()
         if events or not plan:
             return events
         self._scheduler.serve(plan)

@@ -96,12 +96,13 @@ class DeepAudit:
     def has_work(self) -> bool:
         return self._job is not None
 
-    def work(self, *, busy: bool) -> None:
+    def work(self, *, busy: bool) -> bool:
+        """A piece of it. True: a state that was gone on from isn't what it was said to be."""
         if self._job is None:
-            return
+            return False
         self._busy_steps += busy
         if busy and self._busy_steps % BUSY_STEPS:
-            return
+            return False
         try:
             with torch.inference_mode():
                 self._compute(self._job, BUSY_TOKENS if busy else IDLE_TOKENS)
@@ -109,10 +110,11 @@ class DeepAudit:
             log.exception("could not recompute %d tokens of %s", self._job.end, self._job.record.key)
             self._counts["errors"] += 1
             self._job = None
-            return
-        if self._job.done == self._job.end:
-            self._judge(self._job)
-            self._job = None
+            return False
+        if self._job.done < self._job.end:
+            return False
+        job, self._job = self._job, None
+        return not self._is_true(job)
 
     def counters(self) -> dict[str, float]:
         counts = {f"baton_deep_audit_{key}_total": float(self._counts[key]) for key in ("passed", "failed", "skipped", "errors", "tokens")}
@@ -149,14 +151,15 @@ class DeepAudit:
 
     # --- the comparison
 
-    def _judge(self, job: _Job) -> None:
+    def _is_true(self, job: _Job) -> bool:
+        """What isn't is told."""
         differences = dict(self._differences(job.end))
         part = max(differences, key=lambda name: differences[name], default="")
         largest = differences.get(part, 0.0)
         if largest <= TOLERANCE:
             self._counts["passed"] += 1
             self.largest_difference = max(self.largest_difference, largest)
-            return
+            return True
         self._counts["failed"] += 1
         record = job.record
         violation = Violation(
@@ -169,6 +172,7 @@ class DeepAudit:
             detail=f"{part} differs by {largest:.2g} of its largest value",
         )
         self._log.record(violation)
+        return False
 
     def _differences(self, end: int) -> list[tuple[str, float]]:
         """By part of a slot, and by KV layer over the tokens [0, end)."""

@@ -74,6 +74,13 @@ def flush_cache(core: EngineCore, order: FlushCache, epoch: Epoch) -> CacheFlush
         kept_snapshots=slots.num_kept - slots.num_idle,
     )
     core.flush_cache()
+    log.info(
+        "prefix cache flushed: %d blocks and %d states are free, %d and %d are still used",
+        told.freed_blocks,
+        told.freed_snapshots,
+        told.kept_blocks,
+        told.kept_snapshots,
+    )
     return told
 
 
@@ -108,7 +115,7 @@ def _log_core(settings: WorkerSettings, core: EngineCore) -> None:
     log.info("kernels: %s, because: %s", core.kernels.name, core.kernels.reason)
     log.info("prefix cache: %s", _cache_told(core))
     log.info(
-        "pools: %d blocks of %d bytes (%d tokens each), %d slots of %d bytes; at most %d tokens and %d requests",
+        "pools: %d blocks of %d bytes (%d tokens each), %d slots of %d bytes; at most %d tokens and %d requests, %d states in the cache",
         blocks.num_pages,
         blocks.page_bytes,
         core.config.block_tokens,
@@ -116,4 +123,5 @@ def _log_core(settings: WorkerSettings, core: EngineCore) -> None:
         slots.page_bytes,
         core.capacity.max_model_len,
         core.config.max_running,
+        core.capacity.snapshot_slots if core.cache is not None else 0,
     )

@@ -47,7 +47,7 @@ class Starts:
         active.mtp_known = max(1, active.computed, active.kv_known)
         if not active.started:
             active.cached_tokens = active.computed
-        if active.computed + MIN_GAIN <= hit.kv_tokens <= active.prefill_end - self._block_tokens:
+        if active.computed + MIN_GAIN <= hit.kv_tokens < active.prefill_end:
             active.branches.add(hit.kv_tokens)  # others went on differently from here
 
     def leads(self, active: ActiveRequest) -> bool:

@@ -23,6 +23,9 @@ from engine.runner import RowOutput, Runner
 from engine.sampling import NO_TOKEN
 from protocol.errors import LogitsError, StateAuditError
 
+MEASURED_TOKENS = 32
+"""What fewer prompt tokens in a step take is the step's own time, not theirs."""
+
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +54,7 @@ class Stepper:
 
     @property
     def seconds_per_prefill_token(self) -> float:
-        """Of all steps, which are shared out by tokens; 0 before the first one. What the cache's savings are estimated from."""
+        """Of steps with MEASURED_TOKENS of them, shared out by tokens; 0 before the first one. What savings are estimated from."""
         return self._prefill_seconds / self._prefill_tokens if self._prefill_tokens else 0.0
 
     def step(self, plan: Sequence[Planned]) -> list[EngineEvent]:
@@ -64,8 +67,9 @@ class Stepper:
 
     def _count(self, plan: Sequence[Planned], seconds: float) -> None:
         prefill = sum(planned.count for planned in plan if not planned.kind.is_window)
-        self._prefill_tokens += prefill
-        self._prefill_seconds += seconds * prefill / sum(planned.count for planned in plan)
+        if prefill >= MEASURED_TOKENS:
+            self._prefill_tokens += prefill
+            self._prefill_seconds += seconds * prefill / sum(planned.count for planned in plan)
         self._book.counts["baton_steps_total"] += 1
 
     def _run(self, plan: Sequence[Planned], events: list[EngineEvent]) -> None:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from protocol.config import RouterSettings
 from protocol.messages import PROTOCOL_VERSION
+from router.audit import VIOLATIONS
 from router.cluster import Cluster
 from router.errors import not_served_here
 from router.json_text import JsonAnswer
@@ -130,7 +131,7 @@ class Status:
 
 
 def _told(worker: Worker) -> dict[str, Any]:
-    hello = worker.hello
+    hello, violations = worker.hello, int(worker.counters.get(VIOLATIONS, 0))
     return {
         "worker_id": worker.worker_id,
         "epoch": worker.epoch,
@@ -141,6 +142,7 @@ def _told(worker: Worker) -> dict[str, Any]:
         "load": worker.load.model_dump(),
         "paired": sorted(worker.paired),
         "unpaired": worker.unpaired,
-        "degraded": "policies" in hello.info,
+        "degraded": "policies" in hello.info or violations > 0,
+        "violations": violations,
         "info": hello.info,
     }

@@ -63,6 +63,13 @@ def test_a_fork_is_hit_exactly_from_the_third_request_on(make_core: MakeCore) ->
     assert drive.core.cache_stats().replay_tokens == 44, "the second one's KV was there"
 
 
+def test_a_fork_right_before_the_prompts_ends_is_hit_as_well(make_core: MakeCore) -> None:
+    """Short questions behind long examples: less than a block of their own, and all of the rest in common."""
+    drive = Drive(make_core(**ROOMY | {"snapshot_tokens": 64, "max_prefill_chunk": 64}))
+    one_by_one(drive, [request(i, each, max_tokens=2) for i, each in enumerate(family(50, (1, 1, 1, 1)))])
+    assert [cached(drive, i) for i in range(4)] == [0, 0, 48, 48]
+
+
 def test_the_next_turn_finds_prompt_and_answer(make_core: MakeCore) -> None:
     """F6's open half: what D computed itself is kept: all but the last token that it sampled."""
     drive = Drive(make_core(speculation=3, **ROOMY))
@@ -130,12 +137,20 @@ def test_a_hand_off_replays_nothing(make_core: MakeCore) -> None:
 
 def test_the_time_saved_never_shrinks(make_core: MakeCore) -> None:
     """Hits are counted at what a token took until then; what tokens take later changes nothing of it."""
-    drive, told = Drive(make_core(**ROOMY)), [0.0]
+    drive, told = Drive(make_core(**ROOMY | {"max_prefill_chunk": 64})), [0.0]
     for length in (60, 60, 100, 1, 100, 17, 60):
         drive.outputs([request(len(told), prompt(length), max_tokens=1)])
         told.append(drive.core.counters()["baton_cache_saved_seconds_total"])
     assert told == sorted(told)
     assert told[-1] > 0
+
+
+def test_a_few_tokens_say_nothing_of_the_time_that_many_take(make_core: MakeCore) -> None:
+    """On a decode worker a step of a few prompt tokens takes what a step takes: its hits would seem to save minutes."""
+    drive = Drive(make_core(**ROOMY))
+    one_by_one(drive, [request(i, prompt(60), max_tokens=1) for i in range(2)])
+    assert cached(drive, 1) == 59
+    assert drive.core.counters()["baton_cache_saved_seconds_total"] == 0
 
 
 def test_salts_and_requests_that_want_no_cache_share_nothing(make_core: MakeCore) -> None:

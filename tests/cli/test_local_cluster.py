@@ -86,7 +86,9 @@ def is_over(process: psutil.Process) -> bool:
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
-    running = Up(tmp_path / "log", "--speculation", "3")
+    config = tmp_path / "baton.toml"
+    config.write_text(f'snapshot_dir = "{tmp_path}/pages"\n')
+    running = Up(tmp_path / "log", "--speculation", "3", "--config", str(config))
     try:
         running.start()
         yield running
@@ -127,3 +129,5 @@ def test_a_killed_worker_is_started_again_and_ctrl_c_ends_every_process(up: Up) 
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(PATIENCE_S) == 0
     assert all(is_over(child) for child in children.values())
+    assert list((up.log.parent / "pages").rglob("*.page")), "an orderly end writes what the caches held"
+    assert "leaving at once" not in up.log.read_text()

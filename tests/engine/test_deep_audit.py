@@ -111,6 +111,21 @@ def test_a_state_that_is_not_what_it_claims_is_found(hit: Hit, damage: Callable[
     assert found.take() == []
 
 
+def test_a_cache_that_held_another_state_forgets_everything(make_core: MakeCore) -> None:
+    """Nobody else goes on from it, nor from what was computed from it."""
+    core = make_core(audit_sample=1.0)
+    drive = Drive(core)
+    drive.outputs([request("first", prompt(LENGTH), max_tokens=1)])
+    (slot,) = (slot for slot, tag in enumerate(core.pools.slots.tags) if tag == LENGTH - 1)
+    core.pools.slots.part("ssm.1")[slot] += 0.01
+    drive.outputs([request("second", prompt(LENGTH), max_tokens=1)])
+    drive.run()
+    assert core.counters()["baton_deep_audit_failed_total"] == 1
+    assert core.cached(prompt(LENGTH)).state_tokens == 0
+    truth = Drive(make_core(prefix_cache=False)).outputs([request("third", prompt(LENGTH), max_tokens=5)])
+    assert drive.outputs([request("third", prompt(LENGTH), max_tokens=5)]) == truth
+
+
 def test_what_lies_behind_the_position_does_not_matter(hit: Hit) -> None:
     core, record = hit
     core.pools.blocks.view(0)[record.blocks[-1], :, :, 2:] = float("nan")  # 22 tokens in blocks of 4

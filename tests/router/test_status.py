@@ -81,7 +81,7 @@ async def test_health_tells_of_every_worker(harness: Harness) -> None:
     assert workers[decode.worker_id]["paired"] == [prefill.epoch]
     assert workers[decode.worker_id]["info"] == {"kernels": "native: built and checked", "transport": "fake 1.0"}
     assert workers[prefill.worker_id]["role"] == "prefill"
-    assert not any(worker["degraded"] for worker in workers.values())
+    assert not any(worker["degraded"] or worker["violations"] for worker in workers.values())
 
 
 async def test_live_version_and_server_info(harness: Harness) -> None:

@@ -49,7 +49,7 @@ class EngineConfig:
     snapshot_dir: Path | None = None
     """Where what the cache has no room for goes to, and comes back from after a restart. None: nowhere."""
     snapshot_dir_bytes: int = 8 << 30
-    """Most bytes of files there."""
+    """Most bytes of files that this engine knows there. Others may share the directory: each bounds its own knowledge of it."""
     audit_sample: float = 0.0
     """Share of the cache's hits that are computed again in the background and compared, 0..1."""
     max_model_len: int | None = None

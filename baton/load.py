@@ -128,7 +128,7 @@ def _so_far(sessions: Sequence[Session]) -> str:
 def _report(load: Load, output: Output, outcome: _Outcome) -> dict[str, Any]:
     settings = load.target.described() | outcome.server | load.arrival.described() | load.request | load.settings
     told = report(outcome.run, settings, output.slo, asked=load.sessions, interrupted=outcome.interrupted, with_tokens=output.tokens)
-    return told | outcome.more
+    return {"load": load.title} | told | outcome.more
 
 
 def _plot(path: Path, load: Load, outcome: _Outcome) -> None:

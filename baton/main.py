@@ -38,7 +38,9 @@ app.command("up", help="Start a local cluster and keep it running until Ctrl-C."
 app.command("demo", help="Start a local cluster on the shipped model and let an agent fix a bug in it.")(demo.command)
 app.command("chat", help="Talk to a cluster of its own, or to any server, on the terminal.")(chat.command)
 app.command("generate", help="Answer prompts in this single process, without any server.")(generate.command)
-app.command("audit", help="Show what a running cluster's state audit has found; exit code 1 when it found anything.")(audit.command)
+app.command("audit", help="Show what a running cluster's state audit has found. Exit code 1: it found something; 2: it can't be asked.")(
+    audit.command
+)
 app.command("doctor", help="Show versions, kernels and transports, and measure the link that a hand-off would take.")(doctor.command)
 app.add_typer(probe.app, name="probe", help="Look at the states themselves.")
 app.add_typer(bench.app, name="bench", help="Measure on this machine; every figure comes with its spread.")

@@ -16,7 +16,7 @@ import typer
 from baton.cluster import ClusterError, LocalCluster, Spec, free_port
 from baton.console import baton_command, cores, err, errors_as_exit, fail
 from baton.models import default_speculation, resolve_model
-from protocol.config import DecodeSettings, PrefillSettings, RouterSettings, Settings, UpSettings, load_settings
+from protocol.config import DecodeSettings, PrefillSettings, RouterSettings, Settings, UpSettings, WorkerSettings, load_settings
 
 COLOURS = {"router": "cyan", "prefill": "green", "decode": "magenta", "baton": "yellow"}
 
@@ -33,6 +33,12 @@ PrefixCache = Annotated[
     bool | None,
     typer.Option("--prefix-cache/--no-prefix-cache", help="Keep prefixes for later requests. Default yes.", show_default=False),
 ]
+AuditSample = Annotated[
+    float | None, typer.Option(help="Share of the prefix cache's hits to compute again and compare, 0..1. Default 0.", show_default=False)
+]
+SnapshotDir = Annotated[
+    Path | None, typer.Option(help="Directory for what the prefix cache has no room for. Default: none.", show_default=False)
+]
 ServedName = Annotated[str | None, typer.Option(help="Model name for clients. Default: the directory's name.", show_default=False)]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error, for all processes. Default info.", show_default=False)]
 Config = Annotated[Path | None, typer.Option(help="TOML file; flags and BATON_* variables win over it.", show_default=False)]
@@ -48,6 +54,8 @@ def command(
     threads: Threads = None,
     served_model_name: ServedName = None,
     prefix_cache: PrefixCache = None,
+    audit_sample: AuditSample = None,
+    snapshot_dir: SnapshotDir = None,
     log_level: LogLevel = None,
     config: Config = None,
 ) -> None:
@@ -61,6 +69,8 @@ def command(
         "threads": threads,
         "served_model_name": served_model_name,
         "prefix_cache": prefix_cache,
+        "audit_sample": audit_sample,
+        "snapshot_dir": snapshot_dir,
         "log_level": log_level,
     }
     with errors_as_exit():
@@ -97,12 +107,15 @@ def plan_cluster(settings: UpSettings, config: Path | None, environ: Mapping[str
     require_free_port(host, port)
 
     threads = settings.threads or max(1, cores() // (settings.prefill + settings.decode))
-    cache = {"prefix_cache": settings.prefix_cache} if "prefix_cache" in said else {}
+    cache = {key: getattr(settings, key) for key in ("prefix_cache", "audit_sample", "snapshot_dir") if key in said}
     prefill = load_settings(PrefillSettings, "prefill", shared, config, environ)
     decode = load_settings(DecodeSettings, "decode", shared, config, environ)
     decode_flags = shared | _unless_said("threads", threads, settings, decode)
     decode_flags |= cache | _unless_said("speculation", default_speculation(model), settings, decode)
     prefill_flags = shared | cache | _unless_said("threads", threads, settings, prefill)
+    if settings.prefill:
+        _require_cache(load_settings(PrefillSettings, "prefill", prefill_flags, config, environ))
+    _require_cache(load_settings(DecodeSettings, "decode", decode_flags, config, environ))
     specs = (
         _spec("router", "router", shared | enough | http, config),
         *(_worker("prefill", i, prefill_flags, config) for i in range(settings.prefill)),
@@ -116,6 +129,12 @@ def _unless_said(key: str, default: object, up: UpSettings, child: Settings) -> 
     if key in up.model_fields_set:
         return {key: getattr(up, key)}
     return {} if key in child.model_fields_set else {key: default}
+
+
+def _require_cache(worker: WorkerSettings) -> None:
+    """Raises ValueError as the worker's engine would, but before anything is started; that needs torch, which isn't loaded here."""
+    if not worker.prefix_cache and (worker.snapshot_dir is not None or worker.audit_sample > 0):
+        raise ValueError("snapshot_dir and audit_sample need prefix_cache")
 
 
 def require_free_port(host: str, port: int) -> None:

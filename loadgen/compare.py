@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+NOT_THE_LOAD = frozenset(("local", "url", "model", "owned_by", "arrival", "rate", "concurrency", "retries"))
+"""Settings on which the right answers don't depend; all others say what was asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -18,12 +21,28 @@ class Comparison:
 
 
 def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> Comparison:
-    """Tries that failed are left out. Raises ValueError when a report has no token ids (``--tokens``)."""
+    """Tries that failed are left out. Raises ValueError when a report has no token ids (``--tokens``), or they are of different loads."""
+    if found := _other_load(_load_of(one), _load_of(other)):
+        raise ValueError(f"these aren't reports of the same load: {found}")
     first, second = _by_name(one), _by_name(other)
     turns = [turn for session in first.values() for turn in _answered(session)]
+    if not first.keys() & second.keys():
+        raise ValueError("no session is in both reports")
     return Comparison(
         len(first.keys() | second.keys()), len(turns), sum(len(turn["token_ids"]) for turn in turns), tuple(_differences(first, second))
     )
+
+
+def _load_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    told = {key: report[key] for key in ("load", "sessions_asked") if key in report}
+    return told | {key: value for key, value in report.get("settings", {}).items() if key not in NOT_THE_LOAD}
+
+
+def _other_load(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    for key in {**one, **other}:
+        if (ours := one.get(key)) != (theirs := other.get(key)):
+            return f"{key} is {ours!r} in one and {theirs!r} in the other"
+    return None
 
 
 def _answered(session: Mapping[str, Any]) -> list[Any]:

@@ -139,7 +139,7 @@ class WorkerSettings(Settings):
     snapshot_dir: Path | None = None
     """Directory for what the prefix cache has no room for; it comes back from there, after a restart too. Default: none."""
     snapshot_dir_bytes: Annotated[int, Field(ge=0)] = 8 << 30
-    """Most bytes of files in snapshot_dir."""
+    """Most bytes of files in snapshot_dir that this worker knows of. Workers that share it may together leave more there."""
     audit_sample: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the prefix cache's hits that are computed again in the background and compared, for instance 0.01."""
     max_model_len: Annotated[int, Field(ge=2)] | None = None
@@ -191,7 +191,11 @@ class UpSettings(Settings):
     """None: a free port of 127.0.0.1."""
     served_model_name: str | None = None
     prefix_cache: bool = True
-    """Of all workers."""
+    """Of all workers, as the following two."""
+    audit_sample: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of hits that are computed again and compared."""
+    snapshot_dir: Path | None = None
+    """Directory for what the prefix cache has no room for."""
     threads: Positive | None = None
     """Per worker; None: the cores divided by the workers."""
 

@@ -18,7 +18,7 @@ from baton.up import plan_cluster
 from protocol.config import UpSettings, load_settings
 
 ROOT = Path(__file__).parents[2]
-SUBCOMMANDS = ("up", "demo", "chat", "generate", "doctor", "bench")
+SUBCOMMANDS = ("up", "demo", "chat", "generate", "audit", "doctor", "bench")
 
 
 def baton(*args: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
@@ -60,6 +60,9 @@ def test_help_tells_every_subcommand() -> None:
         (("bench", "decode", "--batch", "10000000"), {}, "batch=10000000 is not possible: at most "),
         (("bench", "prefill", "--batch", "10000000"), {}, "batch=10000000 is not possible: at most "),
         (("up", "--log-level", "loud"), {}, "log_level='loud'"),
+        (("up", "--audit-sample", "2"), {}, "audit_sample=2.0"),
+        (("up", "--audit-sample", "0.5", "--no-prefix-cache"), {}, "snapshot_dir and audit_sample need prefix_cache"),
+        (("up", "--no-prefix-cache"), {"BATON_SNAPSHOT_DIR": "/nowhere"}, "snapshot_dir and audit_sample need prefix_cache"),
     ],
 )
 def test_a_users_mistake_is_one_line_that_names_it_and_exit_code_2(args: tuple[str, ...], variables: dict[str, str], named: str) -> None:
@@ -131,6 +134,23 @@ def test_up_passes_the_prefix_cache_on_to_all_workers(given: dict[str, object], 
     plan = plan_cluster(load_settings(UpSettings, "baton", {"port": free_port(), **given}, None, {}), None, {})
     for spec in plan.specs:
         assert [arg for arg in spec.args if "prefix-cache" in arg] == ([flag] if flag and spec.module != "router" else [])
+
+
+def test_up_passes_the_audit_and_the_second_tier_on_to_all_workers(tmp_path: Path) -> None:
+    """Whoever says them: a flag before the environment, that before the file."""
+    config = tmp_path / "baton.toml"
+    config.write_text(f'audit_sample = 0.1\n[baton]\nsnapshot_dir = "{tmp_path}"\n')
+    for flags, environ, share in (
+        ({}, {}, "0.1"),
+        ({}, {"BATON_AUDIT_SAMPLE": "0.2"}, "0.2"),
+        ({"audit_sample": 0.3}, {"BATON_AUDIT_SAMPLE": "0.2"}, "0.3"),
+    ):
+        settings = load_settings(UpSettings, "baton", {"port": free_port(), **flags}, config, environ)
+        router, *workers = plan_cluster(settings, config, environ).specs
+        assert not {"--audit-sample", "--snapshot-dir"} & set(router.args)
+        for spec in workers:
+            assert spec.args[spec.args.index("--audit-sample") + 1] == share
+            assert spec.args[spec.args.index("--snapshot-dir") + 1] == str(tmp_path)
 
 
 def test_a_binary_prompt_is_an_error_that_names_its_source(tmp_path: Path) -> None:

@@ -120,6 +120,18 @@ def test_its_own_cluster_has_token_ids_that_can_be_compared(tmp_path: Path, in_p
     assert "1 of 2 sessions; the first: session 1: turn 1, token 0" in told
 
 
+def test_reports_of_two_loads_are_not_compared(tmp_path: Path, in_process: InProcess) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    with serving(ExpertServer(())) as server:
+        for load, file in (("serve", one), ("fewshot", other)):
+            code, out = in_process(load, "--url", server.url, "--json", "--tokens", "--requests" if load == "serve" else "--questions", "1")
+            assert code == 0, out
+            file.write_text(out)
+    code, told = in_process("compare", str(one), str(other))
+    assert code == 2
+    assert "same load: load is 'bench serve' in one and 'bench fewshot' in the other" in told
+
+
 @pytest.mark.parametrize(
     ("args", "named"),
     [

@@ -112,7 +112,6 @@ def as_report(*turns: list[int], resolved: bool = True, name: str = "7") -> dict
         (as_report([1, 2, 5], [3]), "session 7: turn 1, 2 tokens against 3"),
         (as_report([1, 2]), "session 7: 2 turns against 1"),
         (as_report([1, 2], [3], resolved=False), "session 7: resolved is True against False"),
-        (as_report([1, 2], [3], name="8"), "session 7 is in one of them only"),
     ],
 )
 def test_the_first_difference_is_named(other: dict[str, Any], difference: str | None) -> None:
@@ -137,6 +136,30 @@ def test_every_session_that_differs_counts() -> None:
         "session 4 is in one of them only",
         "session 2: turn 1, token 0: 2 against 9",
     )
+
+
+def of_load(load: str = "bench swe", asked: int = 1, **settings: object) -> dict[str, Any]:
+    return as_report([1, 2]) | {"load": load, "sessions_asked": asked, "settings": {"seed": 0, "max_tokens": 64} | settings}
+
+
+def test_other_servers_and_arrivals_are_the_same_load() -> None:
+    other = of_load(url="http://127.0.0.1:1", model="m", owned_by="vllm", arrival="poisson", rate=2.0, concurrency=3, retries=1)
+    assert compare(of_load(local={"prefill": "1"}, concurrency=8), other).differences == ()
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (of_load("bench fewshot", shots=20), "same load: load is 'bench swe' in one and 'bench fewshot' in the other"),
+        (of_load(seed=1), "seed is 0 in one and 1"),
+        (of_load(asked=2), "sessions_asked is 1 in one and 2"),
+        (of_load(shots=20), "shots is None in one and 20"),
+        (of_load() | {"sessions": as_report([1], name="8")["sessions"]}, "no session is in both"),
+    ],
+)
+def test_reports_of_different_loads_cannot_be_compared(other: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        compare(of_load(), other)
 
 
 @pytest.mark.parametrize(("report", "why"), [({}, "no sessions"), ({"sessions": [{"name": "1", "turns": [{}]}]}, "--tokens")])

@@ -69,7 +69,7 @@ async def test_a_violation_is_told_with_its_story_and_fails_the_command(harness:
     assert (entry["request_id"], entry["step"], entry["story"]) == ("req-7", 12, "local; admitted")
     table = await baton_audit(harness)
     assert table.exit_code == 1
-    assert all(word in table.output for word in ("3920", "3662", "req-7", "1 violations"))
+    assert all(word in table.output for word in ("3920", "3662", "req-7", "1 violation\n"))
     plain = await baton_audit(harness, "--json")
     assert plain.exit_code == 1
     assert json.loads(plain.output) == report
@@ -79,7 +79,9 @@ async def test_what_was_found_before_the_router_started_fails_the_command_too(ha
     worker = await harness.decode()
     worker.counters = COUNTERS | {"baton_state_audit_violations_total": 2.0}
     await until(lambda: harness.router.cluster.table.decodes[0].counters)
-    assert (await baton_audit(harness)).exit_code == 1
+    told = await baton_audit(harness)
+    assert told.exit_code == 1
+    assert "2 violations, 2 of them not listed" in told.output
 
 
 async def test_findings_outlive_their_worker(harness: Harness) -> None:
@@ -101,6 +103,13 @@ async def test_the_newest_findings_are_kept_and_all_are_counted(harness: Harness
     assert [entry["claimed"] for entry in book.entries] == [7, 8, 9]
 
 
-async def test_no_server_is_one_line(harness: Harness) -> None:
-    told = await asyncio.to_thread(lambda: CliRunner().invoke(app, ["audit", "--url", "127.0.0.1:1"]))
-    assert told.exit_code == 1
+async def test_what_is_told_fits_a_terminal_and_keeps_ids_whole(harness: Harness) -> None:
+    worker = await harness.decode("decode-" + "long-host-name-" * 6)
+    request_id = RequestId("cmpl-" + "0123456789" * 9)
+    await worker.send(found(worker).model_copy(update={"request_id": request_id, "story": "seal, 4011 tokens; " * 20}))
+    await until(lambda: harness.router.cluster.audit.total)
+    told = await asyncio.to_thread(lambda: CliRunner().invoke(app, ["audit", "--url", f"{harness.router.url}/v1"], env={"COLUMNS": "80"}))
+    assert told.output.count("decode-" + "long-host-name-" * 6) == 2
+    assert f"request {request_id}, step 12" in told.output.replace("\n    ", " ")
+    assert "…" not in told.output
+    assert not [line for line in told.output.splitlines() if len(line) > 80 and "long-host" not in line and request_id not in line]

@@ -20,6 +20,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "split, K = 5": ("--prefill", "1", "--speculation", "5"),
     "split, K = 0": ("--prefill", "1", "--speculation", "0"),
     "single process, K = 0": ("--prefill", "0", "--speculation", "0"),
+    "single process, K = 0, no cache": ("--prefill", "0", "--speculation", "0", "--no-prefix-cache"),
     "split, K = 5, fault of report B": ("--prefill", "1", "--speculation", "5", "--reproduce", FAULT),
 }
 

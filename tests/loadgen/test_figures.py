@@ -162,8 +162,15 @@ def test_reports_of_different_loads_cannot_be_compared(other: dict[str, Any], wh
         compare(of_load(), other)
 
 
-@pytest.mark.parametrize(("report", "why"), [({}, "no sessions"), ({"sessions": [{"name": "1", "turns": [{}]}]}, "--tokens")])
-def test_reports_without_token_ids_cannot_be_compared(report: dict[str, Any], why: str) -> None:
+WRONG = [
+    ({}, "no sessions"),
+    ({"sessions": [{"name": "1", "turns": [{}]}]}, "--tokens"),
+    ({"sessions": [{}]}, "sessions.0.name: Field required"),
+]
+
+
+@pytest.mark.parametrize(("report", "why"), WRONG)
+def test_what_is_no_report_with_token_ids_cannot_be_compared(report: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         compare(report, as_report([1]))
 

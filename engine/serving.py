@@ -63,17 +63,20 @@ def make_hello(
 
 
 def flush_cache(core: EngineCore, order: FlushCache, epoch: Epoch) -> CacheFlushed:
-    """On the engine's thread."""
+    """On the engine's thread. What came free is counted after the fact; what the cache kept beyond that is still used."""
     blocks, slots = core.pools.blocks, core.pools.slots
+    free_blocks, free_slots = blocks.num_free, slots.num_free
+    kept_blocks, kept_slots = blocks.num_kept, slots.num_kept
+    core.flush_cache()
+    freed_blocks, freed_slots = blocks.num_free - free_blocks, slots.num_free - free_slots
     told = CacheFlushed(
         epoch=epoch,
         number=order.number,
-        freed_blocks=blocks.num_idle,
-        freed_snapshots=slots.num_idle,
-        kept_blocks=blocks.num_kept - blocks.num_idle,
-        kept_snapshots=slots.num_kept - slots.num_idle,
+        freed_blocks=freed_blocks,
+        freed_snapshots=freed_slots,
+        kept_blocks=kept_blocks - freed_blocks,
+        kept_snapshots=kept_slots - freed_slots,
     )
-    core.flush_cache()
     log.info(
         "prefix cache flushed: %d blocks and %d states are free, %d and %d are still used",
         told.freed_blocks,

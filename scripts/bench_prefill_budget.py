@@ -26,6 +26,7 @@ from rich.table import Table
 from engine.core import EngineCore
 from engine.engine import Engine
 from engine.request import EngineRequest, TokensEvent
+from loadgen.metrics import Spread
 from protocol.ids import RequestId, RequestKey
 from protocol.sampling import SamplingParams
 
@@ -121,19 +122,21 @@ def _show(results: Sequence[Result], args: argparse.Namespace) -> None:
             str(result.budget or "none"),
             _quantiles(result.alone),
             _quantiles(result.beside),
-            f"{_percentile(result.beside, 0.99) / statistics.median(result.alone):.1f}",
+            f"{_spread(result.beside).p99 / _spread(result.alone).p50:.1f}",
             f"{statistics.median(first):.0f} ({min(first):.0f} .. {max(first):.0f})",
         )
     Console(width=140).print(table)
 
 
 def _quantiles(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.0f} / {_percentile(values, 0.99):.0f} / {max(values):.0f}"
+    spread = _spread(values)
+    return f"{spread.p50:.0f} / {spread.p99:.0f} / {spread.max:.0f}"
 
 
-def _percentile(values: Sequence[float], share: float) -> float:
-    """The nearest rank."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def _spread(values: Sequence[float]) -> Spread:
+    spread = Spread.of(values)
+    assert spread is not None, "no step brought a stream tokens"
+    return spread
 
 
 def _arguments() -> argparse.Namespace:

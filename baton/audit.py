@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from baton.audit_report import AuditReport, Entry, WorkerAudit
-from baton.console import EXIT_FAILURE, EXIT_USAGE, fail, harmless, out
+from baton.console import EXIT_FAILURE, EXIT_USAGE, counted, fail, harmless, out
 from baton.local_server import Target
 
 TIMEOUT_S = 10.0
@@ -61,22 +61,21 @@ def _show(report: AuditReport) -> None:
         _block(f"{when}  {entry.worker_id}", *_of_entry(entry))
     unlisted = report.found - len(report.entries)
     told = f", {unlisted} of them not listed: older ones" if unlisted > 0 else ""
-    out.print(f"{_count(report.found, 'violation')}{told}", style="bold red" if report.found else "green")
+    out.print(f"{counted(report.found, 'violation')}{told}", style="bold red" if report.found else "green")
 
 
 def _of_worker(worker: WorkerAudit) -> tuple[str, ...]:
-    counts = (_count(worker.published, "state") + " kept", _count(worker.hits, "hit"), _count(worker.violations, "violation"))
+    counts = (counted(worker.published, "state") + " kept", counted(worker.hits, "hit"), counted(worker.violations, "violation"))
     deep = worker.deep
     if not any((deep.passed, deep.failed, deep.skipped, deep.errors)):
         return ", ".join(counts), "no hit was computed again"
-    again = f"{_count(deep.passed + deep.failed, 'hit')} computed again: {deep.failed} different"
+    again = f"{counted(deep.passed + deep.failed, 'hit')} computed again: {deep.failed} different"
     return ", ".join(counts), f"{again}, largest difference {worker.largest_difference:.1e}; {deep.skipped + deep.errors} skipped"
 
 
 def _of_entry(entry: Entry) -> tuple[str, ...]:
-    held = "?" if entry.held is None else entry.held
     return (
-        f"{entry.purpose}: hashed as state@{entry.claimed} but holds state@{held}",
+        entry.told,
         f"request {entry.request_id}, step {entry.step}",
         entry.detail,
         entry.story,
@@ -93,7 +92,3 @@ def _block(title: str, *lines: str) -> None:
 def _wrapped(line: str) -> str:
     """To the terminal's width, between words only."""
     return textwrap.fill(line, out.width, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"

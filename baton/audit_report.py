@@ -47,6 +47,11 @@ class Entry(_Part):
     detail: str
     story: str
 
+    @property
+    def told(self) -> str:
+        held = "?" if self.held is None else self.held
+        return f"{self.purpose}: hashed as state@{self.claimed} but holds state@{held}"
+
 
 class AuditReport(_Part):
     violations: Count

@@ -34,6 +34,11 @@ def harmless(text: str) -> str:
     return text.translate(_UNSEEN)
 
 
+def counted(number: int, name: str) -> str:
+    """``name`` is the singular."""
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
 def fail(message: str, code: int = EXIT_FAILURE) -> NoReturn:
     """Say why in one line on stderr and exit."""
     complain(message)

@@ -7,6 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
+from baton.audit_report import AuditReport
+from baton.console import counted
+
 Row = tuple[str, str]
 
 
@@ -55,15 +58,12 @@ def _work(told: Mapping[str, Any]) -> Iterator[Row]:
 def _audit(told: Mapping[str, Any]) -> Iterator[Row]:
     if "audit" not in told:
         return
-    workers = told["audit"]["workers"]
-    # The workers' counts come with heartbeats, the router's own are of its time alone.
-    found = max(told["audit"]["violations"], sum(worker["violations"] for worker in workers))
-    counts = ", ".join(f"{sum(worker[key] for worker in workers)} {name}" for key, name in (("published", "states kept"), ("hits", "hits")))
-    told_found = f"{found} violation{'' if found == 1 else 's'}"
-    yield "state audit", f"[bold {'red' if found else 'green'}]{told_found}[/], {counts}"
-    for entry in told["audit"]["entries"][:3]:
-        held = "?" if entry["held"] is None else entry["held"]
-        yield "", f"{entry['worker_id']}: {entry['purpose']}: hashed as state@{entry['claimed']} but holds state@{held}"
+    audit = AuditReport.model_validate(told["audit"])
+    kept = counted(sum(worker.published for worker in audit.workers), "state")
+    hits = counted(sum(worker.hits for worker in audit.workers), "hit")
+    yield "state audit", f"[bold {'red' if audit.found else 'green'}]{counted(audit.found, 'violation')}[/], {kept} kept, {hits}"
+    for entry in audit.entries[:3]:
+        yield "", f"{entry.worker_id}: {entry.told}"
 
 
 def _percent(share: float) -> str:

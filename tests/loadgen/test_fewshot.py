@@ -62,10 +62,12 @@ def test_it_asks_any_server() -> None:
 
 
 def audit(violations: int) -> dict[str, Any]:
-    entry = {"worker_id": "p0", "purpose": "publish", "claimed": 3920, "held": 3662}
+    entry = {"worker_id": "p0", "at": 0.0, "purpose": "publish", "request_id": "r", "step": 1, "claimed": 3920, "held": 3662}
+    entry |= {"detail": "", "story": ""}
+    deep = {"deep": {"passed": 0, "failed": 0, "skipped": 0, "errors": 0}, "largest_difference": 0.0}
     workers = [
-        {"worker_id": "p0", "violations": violations, "published": 7, "hits": 5},
-        {"worker_id": "d0", "violations": 0, "published": 1, "hits": 2},
+        {"worker_id": "p0", "violations": violations, "published": 7, "hits": 5} | deep,
+        {"worker_id": "d0", "violations": 0, "published": 1, "hits": 2} | deep,
     ]
     return {"violations": violations, "workers": workers, "entries": [entry] * violations}
 

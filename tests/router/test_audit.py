@@ -58,6 +58,14 @@ async def test_nothing_found(harness: Harness) -> None:
     assert "d0" in told.output
 
 
+async def test_a_worker_that_found_something_is_degraded(harness: Harness) -> None:
+    found_some, found_none = await harness.decode("d0"), await harness.decode("d1")
+    found_some.counters, found_none.counters = COUNTERS | {"baton_state_audit_violations_total": 2.0}, COUNTERS
+    await until(lambda: all(worker.counters for worker in harness.router.cluster.table.decodes))
+    workers = (await harness.client.get("/health")).json()["workers"]
+    assert {worker["worker_id"]: (worker["degraded"], worker["violations"]) for worker in workers} == {"d0": (True, 2), "d1": (False, 0)}
+
+
 async def test_a_violation_is_told_with_its_story_and_fails_the_command(harness: Harness) -> None:
     worker = await harness.decode("d0")
     await worker.send(found(worker))
